@@ -1,8 +1,11 @@
-"""Tensor files and Hugging Face checkpoint folders: safetensors only, read one tensor at a time."""
+"""Files: Hugging Face checkpoint folders, read one tensor at a time, tensor files, JSON lines.
+
+Weights are in safetensors only; nothing here reads a pickle.
+"""
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,11 @@ class Checkpoint:
     def names(self) -> list[str]:
         """The tensors' names, sorted."""
         return sorted(self._file_of)
+
+    @property
+    def files(self) -> list[Path]:
+        """The safetensors files that hold the tensors: one, or the shards of the index."""
+        return sorted(set(self._file_of.values()))
 
     def __contains__(self, name: str) -> bool:
         return name in self._file_of
@@ -87,13 +95,13 @@ def save_checkpoint(
     """
     copy_beside_weights(aside_from, folder)
     save_tensors(folder / WEIGHTS, tensors)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    write_json(folder / "config.json", config)
 
 
 def copy_beside_weights(source: Path, target: Path) -> None:
     """Copy the files of a checkpoint folder that are neither weights nor config.json."""
     for pattern in BESIDE_WEIGHTS:
-        for file in sorted(source.glob(pattern)):
+        for file in filter(Path.is_file, sorted(source.glob(pattern))):
             shutil.copyfile(file, target / file.name)
 
 
@@ -116,17 +124,8 @@ def folder_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    file = folder / "config.json"
-    if not file.is_file():
-        raise InferlabError(
-            f"{folder} is no checkpoint: it has no config.json; "
-            "give a Hugging Face folder with config.json, safetensors and tokenizer"
-        )
-    return _read_json(file)
-
-
-def _read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises InferlabError when the file holds anything else."""
     try:
         content = json.loads(file.read_text())
     except ValueError as error:
@@ -136,10 +135,43 @@ def _read_json(file: Path) -> dict[str, Any]:
     return content
 
 
+def write_json(file: Path, content: Mapping[str, Any]) -> None:
+    """Write an object as indented JSON."""
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_rows(file: Path) -> list[dict[str, Any]]:
+    """Read JSON lines, one object a line. Raises InferlabError naming the first bad line."""
+    rows = []
+    with file.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                raise InferlabError(f"{file}:{number} is not JSON: {error}") from None
+    return rows
+
+
+def write_rows(file: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write JSON lines, one object a line."""
+    with file.open("w", encoding="utf-8") as lines:
+        lines.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    file = folder / "config.json"
+    if not file.is_file():
+        raise InferlabError(
+            f"{folder} is no checkpoint: it has no config.json; "
+            "give a Hugging Face folder with config.json, safetensors and tokenizer"
+        )
+    return read_json(file)
+
+
 def _files(folder: Path) -> dict[str, Path]:
     """Which safetensors file of the folder holds which tensor."""
     if (folder / INDEX).is_file():
-        weight_map = _read_json(folder / INDEX).get("weight_map", {})
+        weight_map = read_json(folder / INDEX).get("weight_map", {})
         missing = {name for name in weight_map.values() if not (folder / name).is_file()}
         if missing:
             raise InferlabError(
