@@ -1,0 +1,34 @@
+"""The command `inferlab`: calculators for one's own numbers, beside the pipeline."""
+
+import sys
+
+import typer
+
+from inferlab.economics.command import cost
+from inferlab.errors import InferlabError
+
+app = typer.Typer(add_completion=False)
+app.command("cost")(cost)
+
+
+@app.callback()
+def inferlab() -> None:
+    """Calculators of inferlab for one's own numbers; the pipeline itself runs by `dvc repro`."""
+
+
+def main() -> None:
+    """Run the command line; any fault of the user's is one line and exit status 1."""
+    try:
+        status = app(standalone_mode=False)
+    except InferlabError as error:
+        sys.exit(f"inferlab: {error}")
+    except typer.TyperException as error:
+        message = " ".join(error.format_message().split())
+        sys.exit(f"inferlab: {message} (inferlab --help shows what there is)")
+    except typer.Abort:
+        sys.exit("inferlab: interrupted")
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What serving costs: hardware and its rates, prices with date and source, and the arithmetic."""

@@ -1,0 +1,36 @@
+"""33.25: costs per million tokens, per day, and break-even, against API prices."""
+
+import logging
+from pathlib import Path
+
+from inferlab.economics.comparison import CostReportParams, compare, metrics
+from inferlab.economics.hardware import measured_rates
+from inferlab.economics.plots import plot_daily_cost, plot_per_million_tokens
+from inferlab.economics.tables import break_evens, daily_costs, per_million_tokens
+from inferlab.run import stage
+
+log = logging.getLogger("inferlab.cost_report")
+
+
+def main() -> None:
+    with stage("cost_report", CostReportParams) as run:
+        measured, failed = {}, 0
+        for variant in run.params.variants:
+            path = Path(f"metrics/serve_benchmark/{variant}.json")
+            measured[variant], failures = measured_rates(path)
+            failed += failures
+            if failures:
+                log.warning("%s: %d requests failed; do not trust its cost", path, failures)
+        comparison = compare(run.params, measured)
+        loads = run.params.requests_per_day
+        run.metrics("metrics/cost_report.json", metrics(comparison) | {"failed_requests": failed})
+        folder = "plots/cost_report"
+        run.table(f"{folder}/per_million_tokens.csv", per_million_tokens(comparison))
+        run.table(f"{folder}/daily_cost.csv", daily_costs(comparison, loads))
+        run.table(f"{folder}/break_even.csv", break_evens(comparison))
+        plot_daily_cost(comparison, loads, run.output(f"{folder}/daily_cost.png"))
+        plot_per_million_tokens(comparison, run.output(f"{folder}/per_million_tokens.png"))
+
+
+if __name__ == "__main__":
+    main()
