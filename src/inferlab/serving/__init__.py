@@ -1,0 +1,1 @@
+"""The real engine under load: server process, load generator, metric definitions, experiment."""

@@ -1,0 +1,178 @@
+"""A load generator: streamed completions over HTTP, in a closed loop or at given times.
+
+The prompts are token ids, so that their length is exact; decoding is greedy and never stops early,
+so that the output's length is too. Token counts come from the engine's usage report, since one
+chunk of the stream may carry several tokens. A request that fails is kept with its kind of error
+and no latency is ever computed from it.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import httpx
+
+ErrorKind = Literal["connect", "timeout", "http_4xx", "http_5xx", "cut", "short", "other"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where requests go: the server's root URL and the model's name there."""
+
+    url: str
+    model: str
+    timeout_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """`prompt`: token ids, `output_tokens`: how many to generate."""
+
+    prompt: Sequence[int]
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one request. Times are seconds since the load began.
+
+    `due` is when it should have started and `start` when it did (the same in a closed loop);
+    `chunks` are the arrivals of the stream's chunks that carry tokens, the first of them the first
+    token. `error` is None for a request that got every token it asked for:
+
+    | connect | no connection | timeout | not finished in time |
+    | http_4xx, http_5xx | refused | cut | the stream broke off |
+    | short | fewer tokens than asked for | other | an error in the stream, or none of these |
+    """
+
+    due: float
+    start: float
+    end: float
+    chunks: tuple[float, ...]
+    prompt_tokens: int
+    output_tokens: int
+    error: ErrorKind | None
+
+
+async def closed_loop(
+    target: Target, requests: Sequence[Request], concurrency: int
+) -> list[Outcome]:
+    """`concurrency` clients, each sending its next request when its last one has ended."""
+    waiting = iter(requests)
+    outcomes: list[Outcome] = []
+    async with _client() as client:
+        begin = time.perf_counter()
+
+        async def work() -> None:
+            for request in waiting:
+                due = time.perf_counter() - begin
+                outcomes.append(await _send(client, target, request, begin, due))
+
+        await asyncio.gather(*(work() for _ in range(concurrency)))
+    return outcomes
+
+
+async def open_loop(
+    target: Target, requests: Sequence[Request], arrivals: Sequence[float]
+) -> list[Outcome]:
+    """Send each request at its arrival (seconds from now), however many are still in flight."""
+    async with _client() as client:
+        begin = time.perf_counter()
+
+        async def send(request: Request, arrival: float) -> Outcome:
+            await asyncio.sleep(arrival - (time.perf_counter() - begin))
+            return await _send(client, target, request, begin, arrival)
+
+        pairs = zip(requests, arrivals, strict=True)
+        return list(await asyncio.gather(*(send(*pair) for pair in pairs)))
+
+
+def _client() -> httpx.AsyncClient:
+    """A client that never queues a request itself, and keeps no connection the server closes."""
+    return httpx.AsyncClient(
+        limits=httpx.Limits(
+            max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0
+        ),
+        timeout=httpx.Timeout(None),
+        trust_env=False,
+    )
+
+
+async def _send(
+    client: httpx.AsyncClient, target: Target, request: Request, begin: float, due: float
+) -> Outcome:
+    start = time.perf_counter() - begin
+    chunks: list[float] = []
+    usage: dict[str, int] = {}
+    error: ErrorKind | None = None
+    try:
+        async with asyncio.timeout(target.timeout_s):
+            async for event in _events(client, target, request):
+                if event.get("choices"):
+                    chunks.append(time.perf_counter() - begin)
+                usage = event.get("usage") or usage
+        if usage.get("completion_tokens", 0) < request.output_tokens:
+            error = "short"
+    except (TimeoutError, httpx.HTTPError, _StreamError) as failure:
+        error = _kind(failure)
+    return Outcome(
+        due=due,
+        start=start,
+        end=time.perf_counter() - begin,
+        chunks=tuple(chunks),
+        prompt_tokens=usage.get("prompt_tokens", 0),
+        output_tokens=usage.get("completion_tokens", 0),
+        error=error,
+    )
+
+
+class _StreamError(Exception):
+    """The stream carried an error, or ended without its end mark. `args[0]` is the kind."""
+
+
+async def _events(
+    client: httpx.AsyncClient, target: Target, request: Request
+) -> AsyncIterator[dict[str, Any]]:
+    """The server-sent events of one completion, up to the end mark."""
+    body = {
+        "model": target.model,
+        "prompt": list(request.prompt),
+        "max_tokens": request.output_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    async with client.stream("POST", f"{target.url}/v1/completions", json=body) as response:
+        response.raise_for_status()
+        rest = b""
+        async for data in response.aiter_raw():
+            *events, rest = (rest + data).split(b"\n\n")
+            for event in events:
+                payload = event.removeprefix(b"data: ")
+                if payload == b"[DONE]":
+                    return
+                content = json.loads(payload)
+                if "error" in content:
+                    raise _StreamError("other")
+                yield content
+    raise _StreamError("cut")
+
+
+def _kind(failure: Exception) -> ErrorKind:
+    match failure:
+        case TimeoutError() | httpx.TimeoutException():
+            return "timeout"
+        case httpx.HTTPStatusError(response=response):
+            return "http_4xx" if response.status_code < 500 else "http_5xx"
+        case httpx.ConnectError():
+            return "connect"
+        case httpx.NetworkError() | httpx.ProtocolError():
+            return "cut"
+        case _StreamError(args=(kind,)):
+            return kind
+        case _:
+            return "other"
