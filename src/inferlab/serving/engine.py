@@ -1,7 +1,6 @@
 """Real vLLM servers on loopback, each with all its processes gone when the context ends."""
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -19,6 +18,8 @@ from pydantic import Field
 
 from inferlab import params as parameters
 from inferlab.errors import InferlabError
+from inferlab.serving import watchdog
+from inferlab.store import open_checkpoint
 
 HOST = "127.0.0.1"
 LOG_LINES = 12
@@ -64,9 +65,9 @@ class _Launch:
 
 @contextlib.contextmanager
 def serve(models: Mapping[str, Path], engine: EngineParams) -> Iterator[dict[str, Server]]:
-    """Start one server for each name and checkpoint folder, all at once; yield them when all answer.
+    """Start one server for each name and checkpoint folder; yield them when all of them answer.
 
-    Starting is importing, on one core for each server, so starting together is the quickest way.
+    A start is mostly imports, on one core a server, so starting together is the quickest way.
     Raises InferlabError when a folder holds no checkpoint, a model's context is shorter than
     `engine.max_model_len`, a port is taken (the first server gets `engine.port`, the next ones
     the ports after it; 0: any free ones), or a server dies while loading or is not ready in time.
@@ -86,15 +87,12 @@ def serve(models: Mapping[str, Path], engine: EngineParams) -> Iterator[dict[str
 
 def require_context(model: Path, tokens: int) -> None:
     """Raise InferlabError unless `model` is a checkpoint whose context holds `tokens` tokens."""
-    file = model / "config.json"
-    if not file.exists():
-        raise InferlabError(f"{model} is no checkpoint to serve: it has no config.json")
-    config = json.loads(file.read_text())
+    config = open_checkpoint(model, quantized=True).config
     context = config.get("max_position_embeddings") or config.get("n_positions") or tokens
     if tokens > context:
         raise InferlabError(
-            f"a request of {tokens} tokens does not fit {model}, whose context is {context}; "
-            f"ask for at most {context} tokens of input and output together"
+            f"{tokens} tokens of input and output do not fit {model}, whose context is {context}; "
+            f"lower max_model_len and the lengths of the requests"
         )
 
 
@@ -144,10 +142,10 @@ def environment(engine: EngineParams) -> dict[str, str]:
 
 
 def _launch(name: str, model: Path, port: int, engine: EngineParams, log: Path) -> _Launch:
-    watchdog = [sys.executable, "-m", "inferlab.serving.watchdog", str(GRACE_SECONDS)]
+    guarded = [sys.executable, "-m", watchdog.__name__, str(GRACE_SECONDS)]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*watchdog, *command(name, model, port, engine)],
+            [*guarded, *command(name, model, port, engine)],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -14,6 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import httpx
+import numpy as np
+
+from inferlab.errors import InferlabError
 
 ErrorKind = Literal["connect", "timeout", "http_4xx", "http_5xx", "cut", "short", "other"]
 
@@ -55,6 +58,22 @@ class Outcome:
     prompt_tokens: int
     output_tokens: int
     error: ErrorKind | None
+
+
+def cut_requests(
+    stream: np.ndarray, count: int, input_tokens: int, output_tokens: int, seed: Sequence[int]
+) -> list[Request]:
+    """`count` requests whose prompts are cut from `stream` [tokens] at random places.
+
+    Raises InferlabError if the stream is not longer than a prompt.
+    """
+    if len(stream) <= input_tokens:
+        raise InferlabError(
+            f"a prompt of {input_tokens} tokens cannot be cut from {len(stream)} tokens of text; "
+            f"shorten input_tokens or prepare more text"
+        )
+    starts = np.random.default_rng(seed).integers(0, len(stream) - input_tokens, count)
+    return [Request(stream[at : at + input_tokens].tolist(), output_tokens) for at in starts]
 
 
 async def closed_loop(

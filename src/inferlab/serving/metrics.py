@@ -6,6 +6,7 @@ TTFT = f - s; TPOT = (l - f) / (n - 1); ITL = the gaps between the arrivals of c
 token latency. Only requests without an error are measured.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Annotated
@@ -96,7 +97,7 @@ def saturated_decode_tokens_per_s(outcomes: Sequence[Outcome], concurrency: int)
     )
     seconds = tokens = 0.0
     decoding = 0
-    for (time, step), (following, _) in zip(changes, changes[1:], strict=False):
+    for (time, step), (following, _) in itertools.pairwise(changes):
         decoding += step
         if decoding == concurrency:
             seconds += following - time

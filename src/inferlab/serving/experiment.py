@@ -1,0 +1,125 @@
+"""Which loads are put on the servers, and in which order.
+
+One axis at a time around a middle point: concurrency, input length, output length; and prompts
+that are answered by a single token, which give the rate of prefill. Each load is put on one
+variant after the other before the next load's turn, and all of it is repeated in rounds, so that
+a slow minute of the machine hits every variant alike. Within a round all variants get the same
+prompts, and no prompt comes twice.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from inferlab import params as parameters
+from inferlab.errors import InferlabError
+from inferlab.run import progress
+from inferlab.serving.engine import EngineParams, Server
+from inferlab.serving.load import Outcome, Target, closed_loop, cut_requests
+from inferlab.serving.metrics import Objective, failures
+
+Axis = Literal["concurrency", "input_tokens", "output_tokens"]
+AXES: tuple[Axis, ...] = ("concurrency", "input_tokens", "output_tokens")
+Count = Annotated[int, Field(ge=1)]
+Some = Field(min_length=1)
+WARM_UP_TOKENS = 8
+
+
+@parameters.section
+class Load:
+    """So many clients, each with one request in flight, of these lengths in tokens."""
+
+    concurrency: Count
+    input_tokens: Count
+    output_tokens: Count
+
+
+@parameters.section
+class ServeBenchmarkParams:
+    """The section `serve_benchmark`."""
+
+    variants: Annotated[tuple[str, ...], Some]
+    concurrency: Annotated[tuple[Count, ...], Some]
+    input_tokens: Annotated[tuple[Count, ...], Some]
+    output_tokens: Annotated[tuple[Annotated[int, Field(ge=2)], ...], Some]
+    middle: Load
+    prefill: Load
+    fewest_requests: Count
+    requests_per_client: Count
+    rounds: Count
+    length_rounds: Count
+    objective: Objective
+    engine: EngineParams
+
+    def __post_init__(self) -> None:
+        """Raise ValueError when the loads do not fit each other or the engine's limit."""
+        if self.middle.output_tokens < 2 or self.prefill.output_tokens != 1:
+            raise ValueError("middle.output_tokens must be at least 2, prefill.output_tokens 1")
+        longest = max(load.input_tokens + load.output_tokens for load in plan(self))
+        if longest > self.engine.max_model_len:
+            raise ValueError(
+                f"a request of {longest} tokens of input and output is longer than "
+                f"engine.max_model_len, {self.engine.max_model_len}; shorten it or raise the limit"
+            )
+
+
+Outcomes = dict[tuple[str, Load], list[list[Outcome]]]
+"""By variant and load, what became of the requests of each round."""
+
+
+def loads_along(axis: Axis, params: ServeBenchmarkParams) -> list[Load]:
+    """The loads of one axis, in rising order; the others stay at the middle point."""
+    values = sorted(set(getattr(params, axis)))
+    return [dataclasses.replace(params.middle, **{axis: value}) for value in values]
+
+
+def plan(params: ServeBenchmarkParams) -> dict[Load, int]:
+    """Every load once, and its number of rounds: that of the axis that asks for most."""
+    rounds = dict.fromkeys(loads_along("concurrency", params), params.rounds)
+    for load in loads_along("input_tokens", params) + loads_along("output_tokens", params):
+        rounds.setdefault(load, params.length_rounds)
+    return {**rounds, params.prefill: params.rounds}
+
+
+def measure(
+    servers: Mapping[str, Server], stream: np.ndarray, params: ServeBenchmarkParams, seed: int
+) -> Outcomes:
+    """Warm every server up, then put every load on each of them, round by round.
+
+    `stream` [tokens] is the text that prompts are cut from, at places that follow from `seed`.
+    """
+    targets = {name: Target(server.url, server.name) for name, server in servers.items()}
+    warm_up = dataclasses.replace(params.middle, output_tokens=WARM_UP_TOKENS)
+    for name, target in targets.items():
+        _check_warm(name, _put(target, warm_up, stream, params, [seed]))
+    turns = [
+        (turn, place, load)
+        for turn in range(max(params.rounds, params.length_rounds))
+        for place, (load, rounds) in enumerate(plan(params).items())
+        if turn < rounds
+    ]
+    outcomes: Outcomes = {(name, load): [] for name in targets for load in plan(params)}
+    for turn, place, load in progress(turns, "loads"):
+        for name, target in targets.items():
+            done = _put(target, load, stream, params, [seed, turn, place])
+            outcomes[name, load].append(done)
+    return outcomes
+
+
+def _put(
+    target: Target, load: Load, stream: np.ndarray, params: ServeBenchmarkParams, seed: list[int]
+) -> list[Outcome]:
+    count = max(params.fewest_requests, params.requests_per_client * load.concurrency)
+    requests = cut_requests(stream, count, load.input_tokens, load.output_tokens, seed)
+    return asyncio.run(closed_loop(target, requests, load.concurrency))
+
+
+def _check_warm(name: str, outcomes: list[Outcome]) -> None:
+    """Raise InferlabError when requests of the warm-up failed: what follows would fail too."""
+    if failed := failures(outcomes):
+        kinds = ", ".join(f"{count} {kind}" for kind, count in failed.items())
+        raise InferlabError(f"the server of {name!r} failed requests of the warm-up: {kinds}")
