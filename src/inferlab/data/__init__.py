@@ -1,0 +1,1 @@
+"""Text corpora, labelled text and questions: reading, cleaning, splitting, windows, tasks."""
