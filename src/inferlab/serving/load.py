@@ -87,8 +87,7 @@ async def closed_loop(
 
         async def work() -> None:
             for request in waiting:
-                due = time.perf_counter() - begin
-                outcomes.append(await _send(client, target, request, begin, due))
+                outcomes.append(await _send(client, target, request, begin))
 
         await asyncio.gather(*(work() for _ in range(concurrency)))
     return outcomes
@@ -121,7 +120,11 @@ def _client() -> httpx.AsyncClient:
 
 
 async def _send(
-    client: httpx.AsyncClient, target: Target, request: Request, begin: float, due: float
+    client: httpx.AsyncClient,
+    target: Target,
+    request: Request,
+    begin: float,
+    due: float | None = None,
 ) -> Outcome:
     start = time.perf_counter() - begin
     chunks: list[float] = []
@@ -138,7 +141,7 @@ async def _send(
     except (TimeoutError, httpx.HTTPError, _StreamError) as failure:
         error = _kind(failure)
     return Outcome(
-        due=due,
+        due=start if due is None else due,
         start=start,
         end=time.perf_counter() - begin,
         chunks=tuple(chunks),

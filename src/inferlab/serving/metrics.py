@@ -6,7 +6,6 @@ TTFT = f - s; TPOT = (l - f) / (n - 1); ITL = the gaps between the arrivals of c
 token latency. Only requests without an error are measured.
 """
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Annotated
@@ -83,32 +82,26 @@ def prefill_tokens_per_s(outcomes: Sequence[Outcome]) -> float:
     return sum(outcome.prompt_tokens for outcome in done) / (last - first)
 
 
-def saturated_decode_tokens_per_s(outcomes: Sequence[Outcome], concurrency: int) -> float:
-    """Tokens per second while `concurrency` requests, no fewer, are past their first token.
+def saturated_decode(outcomes: Sequence[Outcome]) -> tuple[float, int]:
+    """Tokens per second while the most requests are past their first token, and how many those are.
 
-    In a closed loop no prompt is processed then, so that this is the rate of decoding alone.
-    Raises InferlabError if there is no such time: the outputs are too short to overlap.
+    In a closed loop with one wave of requests they are all of its clients, unless some failed; no
+    prompt is processed in that time, so that this is the rate of decoding alone. Raises
+    InferlabError if no request has two chunks.
     """
     done = _some(outcomes)
     arrivals = np.sort(np.concatenate([outcome.chunks[1:] for outcome in done]))
-    per_chunk = sum(outcome.output_tokens - 1 for outcome in done) / max(len(arrivals), 1)
-    changes = sorted(
-        change for outcome in done for change in ((outcome.chunks[0], 1), (outcome.chunks[-1], -1))
-    )
-    seconds = tokens = 0.0
-    decoding = 0
-    for (time, step), (following, _) in itertools.pairwise(changes):
-        decoding += step
-        if decoding == concurrency:
-            seconds += following - time
-            inside = np.searchsorted(arrivals, [time, following], side="right")
-            tokens += float(inside[1] - inside[0]) * per_chunk
-    if seconds == 0:
-        raise InferlabError(
-            f"{concurrency} requests were never decoding at the same time; "
-            f"raise the number of requests or of output tokens"
-        )
-    return tokens / seconds
+    if not len(arrivals):
+        raise InferlabError("outputs of one token have no rate of decoding; raise output_tokens")
+    per_chunk = sum(outcome.output_tokens - 1 for outcome in done) / len(arrivals)
+    changes = [(outcome.chunks[0], 1) for outcome in done]
+    changes += [(outcome.chunks[-1], -1) for outcome in done]
+    times, steps = np.array(sorted(changes)).T
+    decoding = np.cumsum(steps)[:-1]
+    most = decoding.max()
+    tokens = np.diff(np.searchsorted(arrivals, times, side="right"))[decoding == most]
+    seconds = np.diff(times)[decoding == most]
+    return float(tokens.sum() * per_chunk / seconds.sum()), int(most)
 
 
 def share_within(outcomes: Sequence[Outcome], objective: Objective) -> float:

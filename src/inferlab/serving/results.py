@@ -30,8 +30,8 @@ def variant_metrics(
 
     `…_cN` are figures at concurrency N, `output_tokens_per_s_cN_spread` is (highest − lowest) /
     median over the rounds. `prefill_tokens_per_s` comes from the load `prefill`;
-    `decode_tokens_per_s` from the highest concurrency, over the time in which that many requests
-    are past their first token. `operating_concurrency` is the highest one that keeps the
+    `decode_tokens_per_s` from the highest concurrency, over the time in which the most requests,
+    `decode_concurrency`, are past their first token. `operating_concurrency` is the highest one that keeps the
     objective, 0 if none does, and `goodput_requests_per_s` is the goodput there.
     """
     values: dict[str, float] = {}
@@ -44,15 +44,13 @@ def variant_metrics(
         values[f"output_tokens_per_s_c{n}_spread"] = _spread(rounds, "output_tokens_per_s")
         if _median(rounds, "share_within") >= params.objective.share:
             operating, goodput = n, _median(rounds, "goodput_requests_per_s")
-    decode = [
-        metrics.saturated_decode_tokens_per_s(one, along[-1].concurrency)
-        for one in outcomes[variant, along[-1]]
-    ]
+    decode = [metrics.saturated_decode(one) for one in outcomes[variant, along[-1]]]
     prefill = [metrics.prefill_tokens_per_s(one) for one in outcomes[variant, params.prefill]]
     return {
         **values,
         "prefill_tokens_per_s": float(np.median(prefill)),
-        "decode_tokens_per_s": float(np.median(decode)),
+        "decode_tokens_per_s": float(np.median([rate for rate, _ in decode])),
+        "decode_concurrency": min(requests for _, requests in decode),
         "operating_concurrency": operating,
         "goodput_requests_per_s": goodput,
         "failed_requests": _failures(outcomes, variant).total(),
