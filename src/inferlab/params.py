@@ -28,7 +28,7 @@ def load(path: str, kind: type[Section], file: Path = PARAMS) -> Section:
     raw = _descend(_read(file), path, file)
     try:
         # Through JSON, because strict mode then still reads a YAML list into a tuple.
-        return pydantic.TypeAdapter(kind).validate_json(json.dumps(raw))
+        return pydantic.TypeAdapter(kind).validate_json(json.dumps(raw, default=str))
     except pydantic.ValidationError as error:
         known = [field for field in kind.__dataclass_fields__]  # type: ignore[attr-defined]
         lines = [_explain(fault, path, known, file) for fault in error.errors()]

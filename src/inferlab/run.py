@@ -90,6 +90,10 @@ class Run(Generic[Config]):
         yield
         self.timing(**{f"{what}_seconds": round(time.perf_counter() - start, 3)})
 
+    def seconds(self, what: str) -> float:
+        """What `timed(what)` has measured."""
+        return self._timing[f"{what}_seconds"]
+
     def publish(self) -> None:
         """Rename everything that was written aside into place."""
         self._timing["seconds"] = round(time.perf_counter() - self.started, 3)
@@ -109,9 +113,12 @@ class Run(Generic[Config]):
 
 
 @contextlib.contextmanager
-def stage(name: str, config: type[Config], key: str | None = None) -> Iterator[Run[Config]]:
+def stage(
+    name: str, config: type[Config], key: str | None = None, section: str | None = None
+) -> Iterator[Run[Config]]:
     """Run the body as the stage `name` (with `key`, one item of its matrix).
 
+    Reads the section `section` of params.yaml; by default `name`, or `name.key` with a key.
     Publishes its outputs when the body succeeds. On an InferlabError prints its one line and
     exits with status 1; on anything else removes what was written and lets the traceback show.
     """
@@ -119,11 +126,12 @@ def stage(name: str, config: type[Config], key: str | None = None) -> Iterator[R
     log.setLevel(logging.INFO)
     try:
         common = parameters.load("run", RunParams)
-        section = f"{name}.{key}" if key else name
-        run = Run(name, key, parameters.load(section, config), common.seed, common.threads)
+        section = section or (f"{name}.{key}" if key else name)
+        threads = common.threads or len(os.sched_getaffinity(0))
+        run = Run(name, key, parameters.load(section, config), common.seed, threads)
     except InferlabError as error:
         sys.exit(f"inferlab: {error}")
-    _prepare_process(common)
+    _prepare_process(run.seed, run.threads)
     try:
         yield run
         run.publish()
@@ -160,13 +168,12 @@ def checked(values: Mapping[str, float], where: str) -> dict[str, float]:
     return plain
 
 
-def _prepare_process(common: RunParams) -> None:
-    threads = common.threads or len(os.sched_getaffinity(0))
+def _prepare_process(seed: int, threads: int) -> None:
     os.environ["OMP_NUM_THREADS"] = str(threads)
-    random.seed(common.seed)
-    np.random.seed(common.seed)
+    random.seed(seed)
+    np.random.seed(seed)
     if torch := sys.modules.get("torch"):
-        torch.manual_seed(common.seed)
+        torch.manual_seed(seed)
         torch.set_num_threads(threads)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from inferlab.errors import InferlabError
 
 WEIGHTS = "model.safetensors"
+CARD = "variant.json"
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 BESIDE_WEIGHTS = (
@@ -117,6 +118,21 @@ def load_tensors(file: Path) -> dict[str, Tensor]:
         return load_file(file)
     except (OSError, safetensors.SafetensorError) as error:
         raise InferlabError(f"{file} is not a readable safetensors file: {error}") from None
+
+
+def write_card(folder: Path, bits_per_weight: float, packed: bool) -> None:
+    """Say beside a variant's weights how they are stored; `packed` is false for simulated ones."""
+    card = {"bits_per_weight": bits_per_weight, "packed": int(packed)}
+    (folder / CARD).write_text(json.dumps(card) + "\n")
+
+
+def read_card(folder: Path) -> dict[str, float]:
+    """`bits_per_weight` and `packed` of a variant; one without a card is a plain checkpoint."""
+    if (folder / CARD).is_file():
+        return read_json(folder / CARD)
+    checkpoint = open_checkpoint(folder, quantized=True)
+    largest = max((checkpoint.tensor(name) for name in checkpoint.names), key=Tensor.numel)
+    return {"bits_per_weight": 8.0 * largest.element_size(), "packed": 1}
 
 
 def folder_bytes(folder: Path) -> int:

@@ -1,0 +1,1 @@
+"""What the linear layers of a model see: one forward pass, shared by every method."""

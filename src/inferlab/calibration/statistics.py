@@ -1,0 +1,152 @@
+"""Statistics of the inputs of linear layers: Hessians, ranges and outliers, and their files.
+
+One safetensors file a block, one entry a group of layers that read the same input, so that a
+method maps one layer at a time:
+  <group>.hessian       [in, in]  fp32, 2·XᵀX over the tokens, divided by their number
+  <group>.minimum, .maximum, .mean, .square, .fourth  [in]  fp32, the moments of each column
+  <group>.token_absmax  [tokens]  fp32, the largest magnitude of each token's input
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from inferlab.errors import InferlabError
+from inferlab.models.adapters import LinearGroup
+from inferlab.store import load_tensors, save_tensors
+
+
+class Accumulator:
+    """Sums over batches of inputs [tokens, in].
+
+    XᵀX is summed in fp32: in bf16 it would not be positive definite.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.sums: dict[str, Tensor] = {}
+        self.absmax: list[Tensor] = []
+
+    def observe(self, inputs: Tensor) -> None:
+        """Add a batch of inputs [tokens, in]."""
+        x = inputs.float()
+        squares = x.square()
+        self.tokens += len(x)
+        self.absmax.append(x.abs().amax(1))
+        with exact_products_of(inputs.dtype):
+            self._add("hessian", x.t() @ x)
+        self._add("mean", x.sum(0))
+        self._add("fourth", squares.square().sum(0))
+        self._extreme("minimum", x.amin(0), torch.minimum)
+        self._extreme("maximum", x.amax(0), torch.maximum)
+
+    def statistics(self) -> dict[str, Tensor]:
+        """The finished statistics, by name. Raises InferlabError on a value that is not finite."""
+        hessian = self.sums["hessian"] * (2 / self.tokens)
+        result = {
+            "hessian": hessian,
+            "minimum": self.sums["minimum"],
+            "maximum": self.sums["maximum"],
+            "mean": self.sums["mean"] / self.tokens,
+            "square": hessian.diagonal() / 2,
+            "fourth": self.sums["fourth"] / self.tokens,
+            "token_absmax": torch.cat(self.absmax),
+        }
+        for name, value in result.items():
+            if not torch.isfinite(value).all():
+                raise InferlabError(f"the {name} of the calibration inputs is not finite")
+        return result
+
+    def _add(self, name: str, value: Tensor) -> None:
+        self.sums[name] = value if name not in self.sums else self.sums[name].add_(value)
+
+    def _extreme(self, name: str, value: Tensor, better: Callable[..., Tensor]) -> None:
+        self.sums[name] = value if name not in self.sums else better(self.sums[name], value)
+
+
+@contextlib.contextmanager
+def exact_products_of(dtype: torch.dtype) -> Iterator[None]:
+    """Let fp32 matrix products of bf16 values run on bf16 units: the same values, less time.
+
+    The product of two bf16 numbers is exact in fp32, and the sum stays in fp32.
+    """
+    settings = torch.backends.mkldnn.matmul
+    before = settings.fp32_precision
+    settings.fp32_precision = "bf16" if dtype == torch.bfloat16 else before
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
+
+
+def overview(statistics: dict[str, dict[str, Tensor]]) -> list[dict[str, float | str]]:
+    """One row a group: how far its inputs are from well behaved.
+
+    `absmax_over_median`: the largest column maximum over the median one; `kurtosis`: mean of the
+    columns' fourth moment over the square of the second (3 for a normal distribution).
+    """
+    rows = []
+    for name, found in statistics.items():
+        absmax = torch.maximum(found["maximum"].abs(), found["minimum"].abs())
+        alive = found["square"] > 0
+        kurtosis = (found["fourth"] / found["square"].square())[alive]
+        rows.append(
+            {
+                "layer": name,
+                "tokens": len(found["token_absmax"]),
+                "columns": len(absmax),
+                "dead_columns": int((~alive).sum()),
+                "absmax": float(absmax.max()),
+                "absmax_over_median": float(absmax.max() / absmax.median().clamp(min=1e-30)),
+                "kurtosis": float(kurtosis.mean()) if len(kurtosis) else 0.0,
+            }
+        )
+    return rows
+
+
+def summary(rows: list[dict[str, float | str]]) -> dict[str, float]:
+    """The metrics of a calibration, from the rows of `overview`.
+
+    `groups_short_of_tokens` counts Hessians that cannot have full rank: fewer tokens than columns.
+    """
+    return {
+        "tokens": rows[0]["tokens"],
+        "groups": len(rows),
+        "groups_short_of_tokens": sum(row["tokens"] < row["columns"] for row in rows),
+        "dead_columns": sum(row["dead_columns"] for row in rows),
+        "absmax_over_median_max": max(row["absmax_over_median"] for row in rows),
+        "kurtosis_max": max(row["kurtosis"] for row in rows),
+    }
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A folder of calibration statistics."""
+
+    folder: Path
+
+    def save(self, block: int, statistics: dict[str, dict[str, Tensor]]) -> None:
+        """Write the statistics of one block: {group name: {statistic: tensor}}."""
+        flat = {f"{g}.{name}": value for g, s in statistics.items() for name, value in s.items()}
+        save_tensors(self._file(block), flat)
+
+    def load(self, group: LinearGroup) -> dict[str, Tensor]:
+        """The statistics of one group. Raises InferlabError when they are not there."""
+        tensors = load_tensors(self._file(group.block))
+        prefix = f"{group.name}."
+        found = {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+        if not found:
+            raise InferlabError(f"{self.folder} has no statistics of {group.name}; run calibrate")
+        return found
+
+    def tokens(self) -> int:
+        """How many tokens the statistics were taken over."""
+        tensors = load_tensors(self._file(0))
+        return next(len(value) for name, value in tensors.items() if name.endswith("token_absmax"))
+
+    def _file(self, block: int) -> Path:
+        return self.folder / f"block_{block:03d}.safetensors"

@@ -1,0 +1,1 @@
+"""Language models: how architectures name their layers, and how checkpoints are loaded."""

@@ -1,0 +1,114 @@
+"""Where each architecture keeps its decoder blocks and the linear layers in them.
+
+To add an architecture, add one `Adapter` to `ADAPTERS` under the `model_type` of its config.json.
+"""
+
+import re
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from inferlab.errors import InferlabError, lookup
+from inferlab.store import Checkpoint
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Names inside a checkpoint. A group is the linear layers of a block that read one input."""
+
+    blocks: str
+    groups: tuple[tuple[str, ...], ...]
+    transposed: bool = False
+    """Weights are stored [in, out], as GPT-2's Conv1D does, and not [out, in]."""
+
+
+@dataclass(frozen=True)
+class LinearGroup:
+    """The linear layers of one block that read the same input, by their full module names."""
+
+    block: int
+    name: str
+    layers: tuple[str, ...]
+    transposed: bool
+
+    def weights(self, checkpoint: Checkpoint) -> list[Tensor]:
+        """One [out, in] matrix a layer, in the checkpoint's dtype."""
+        tensors = [checkpoint.tensor(f"{layer}.weight") for layer in self.layers]
+        return [tensor.t() if self.transposed else tensor for tensor in tensors]
+
+
+LLAMA = Adapter(
+    blocks="model.layers",
+    groups=(
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        ("self_attn.o_proj",),
+        ("mlp.gate_proj", "mlp.up_proj"),
+        ("mlp.down_proj",),
+    ),
+)
+GPT2 = Adapter(
+    blocks="transformer.h",
+    groups=(("attn.c_attn",), ("attn.c_proj",), ("mlp.c_fc",), ("mlp.c_proj",)),
+    transposed=True,
+)
+
+ADAPTERS = {
+    "gpt2": GPT2,
+    "llama": LLAMA,
+    "mistral": LLAMA,
+    "qwen2": LLAMA,
+    "qwen3": LLAMA,
+}
+
+
+def adapter_for(checkpoint: Checkpoint) -> Adapter:
+    """The adapter of a checkpoint's architecture.
+
+    Raises InferlabError for an unknown one, with the known ones and how to add it.
+    """
+    model_type = checkpoint.config.get("model_type", "none")
+    try:
+        return lookup(ADAPTERS, model_type, "architecture (model_type of config.json)")
+    except InferlabError as error:
+        raise InferlabError(
+            f"{checkpoint.folder}: {error}; to add one, name its layers in "
+            "src/inferlab/models/adapters.py"
+        ) from None
+
+
+def linear_groups(checkpoint: Checkpoint) -> list[LinearGroup]:
+    """Every group of linear layers, in the order in which the model runs them.
+
+    Raises InferlabError when the checkpoint has none, or lacks a layer that its blocks should have.
+    """
+    adapter = adapter_for(checkpoint)
+    groups = [
+        LinearGroup(
+            block,
+            f"{adapter.blocks}.{block}.{layers[0]}",
+            tuple(f"{adapter.blocks}.{block}.{layer}" for layer in layers),
+            adapter.transposed,
+        )
+        for block in _block_numbers(checkpoint, adapter)
+        for layers in adapter.groups
+    ]
+    if not groups:
+        raise InferlabError(
+            f"{checkpoint.folder}: no linear layer found under {adapter.blocks}.*; "
+            f"the first tensors are {', '.join(checkpoint.names[:3])}"
+        )
+    for layer in layer_names(groups):
+        if f"{layer}.weight" not in checkpoint:
+            raise InferlabError(f"{checkpoint.folder}: the layer {layer} has no weight")
+    return groups
+
+
+def layer_names(groups: list[LinearGroup]) -> list[str]:
+    """The module names of all layers of `groups`."""
+    return [layer for group in groups for layer in group.layers]
+
+
+def _block_numbers(checkpoint: Checkpoint, adapter: Adapter) -> list[int]:
+    pattern = re.compile(re.escape(adapter.blocks) + r"\.(\d+)\.")
+    found = {int(match[1]) for name in checkpoint.names if (match := pattern.match(name))}
+    return sorted(found)

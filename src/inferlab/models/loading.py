@@ -1,0 +1,38 @@
+"""Load a variant from its folder as a stranger would: through transformers, whatever its format."""
+
+import logging
+import os
+import warnings
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from inferlab.store import open_checkpoint
+
+
+def load_model(folder: Path, threads: int) -> PreTrainedModel:
+    """The model in bf16, packed weights as its format has them; for inference only.
+
+    Raises InferlabError when the folder is no checkpoint of safetensors.
+    """
+    open_checkpoint(folder, quantized=True)
+    quieten()
+    # gptqmodel asks for a fixed number of workers and refuses to start with fewer cores.
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(threads))
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer saved beside the weights."""
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def quieten() -> None:
+    """Hide the progress bars and notices of model libraries; warnings of ours stay."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    for name in ("torchao", "bitsandbytes", "gptqmodel", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning)

@@ -1,0 +1,112 @@
+"""GPTQ: quantize column by column, and let the columns still to come absorb each error.
+
+Frantar et al. 2022, "GPTQ: Accurate Post-Training Quantization for Generative Pre-trained
+Transformers" (arXiv:2210.17323), section 3. Scales are fixed before the first column is touched
+("static groups"), so quantizing columns in another order needs no index in the checkpoint.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inferlab.quantization.affine import Grid, Quantized, quantize
+
+MAX_DAMPING = 1.0
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What GPTQ made of one matrix. `damping` is the share of the mean diagonal that was needed."""
+
+    quantized: Quantized
+    damping: float
+    dead_columns: int
+    fell_back: bool
+
+
+def solve(
+    weight: Tensor,
+    hessian: Tensor,
+    grid: Grid,
+    damping: float = 0.01,
+    activation_order: bool = True,
+    block: int = 64,
+) -> Solution:
+    """Quantize `weight` [rows, columns] on `grid` so that its output error is small.
+
+    `hessian` [columns, columns] is 2·XᵀX over the calibration inputs, fp32. `damping` is added to
+    its diagonal as a share of the mean diagonal and grows tenfold until the Cholesky factor
+    exists; past a share of 1 the layer falls back to round-to-nearest. Columns that no input ever
+    reached (a zero on the diagonal) are rounded alone. `activation_order` quantizes the columns of
+    the largest diagonal first.
+    """
+    dead = hessian.diagonal() == 0
+    diagonal = torch.where(dead, hessian.diagonal().mean().clamp(min=1e-12), hessian.diagonal())
+    order = (
+        torch.argsort(diagonal.masked_fill(dead, 0), descending=True)
+        if activation_order
+        else torch.arange(len(diagonal))
+    )
+    hessian = hessian.clone()
+    hessian.diagonal().copy_(diagonal)
+    factor, used = _inverse_factor(hessian[order][:, order], damping)
+    if factor is None:
+        return Solution(quantize(weight, grid), used, int(dead.sum()), fell_back=True)
+    codes = _quantize_columns(weight.float()[:, order], factor, grid, order, block)
+    codes = codes[:, torch.argsort(order)].contiguous()
+    return Solution(Quantized(codes, grid), used, int(dead.sum()), fell_back=False)
+
+
+def output_error(weight: Tensor, approximation: Tensor, hessian: Tensor) -> float:
+    """Mean squared error of the outputs, tr((W−Q)·H·(W−Q)ᵀ) over that of a zero matrix.
+
+    Relative, so that 0 is exact and 1 is as bad as dropping the layer.
+    """
+    difference = weight.float() - approximation.float()
+    norm = ((weight.float() @ hessian) * weight.float()).sum()
+    return float(((difference @ hessian) * difference).sum() / norm.clamp(min=1e-30))
+
+
+def _inverse_factor(hessian: Tensor, damping: float) -> tuple[Tensor | None, float]:
+    """The upper Cholesky factor of the inverse of the damped Hessian, and the damping it took."""
+    mean = hessian.diagonal().mean()
+    while damping <= MAX_DAMPING:
+        damped = hessian.clone()
+        damped.diagonal().add_(damping * mean)
+        lower, failed = torch.linalg.cholesky_ex(damped)
+        if not failed:
+            inverse = torch.cholesky_inverse(lower)
+            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
+            if not failed and torch.isfinite(upper).all():
+                return upper, damping
+        damping *= 10
+    return None, damping
+
+
+def _quantize_columns(
+    weight: Tensor, factor: Tensor, grid: Grid, order: Tensor, block: int
+) -> Tensor:
+    """The column loop. `weight` [rows, columns] is already in `order`; returns codes alike.
+
+    Works on the transpose, where a column of weights is contiguous. Within a block errors are
+    passed on one column at a time, to the columns after the block all at once.
+    """
+    work = weight.t().contiguous()
+    codes = torch.empty_like(work, dtype=torch.uint8)
+    groups = order // grid.group_size
+    scale, zero = grid.scale.t().contiguous(), grid.zero.t().contiguous()
+    top = 2**grid.bits - 1
+    columns = len(work)
+    for start in range(0, columns, block):
+        stop = min(start + block, columns)
+        errors = torch.empty_like(work[start:stop])
+        for column in range(start, stop):
+            s, z = scale[groups[column]], zero[groups[column]]
+            code = torch.round(work[column] / s).add_(z).clamp_(0, top)
+            codes[column] = code
+            error = (work[column] - code.sub_(z).mul_(s)).div_(factor[column, column])
+            errors[column - start] = error
+            work[column + 1 : stop].addr_(factor[column, column + 1 : stop], error, alpha=-1)
+        work[stop:].addmm_(factor[start:stop, stop:].t(), errors, alpha=-1)
+    return codes.t()

@@ -1,0 +1,38 @@
+"""W8A8: int8 weights, one scale a tensor or a channel; activations are quantized when run."""
+
+from typing import Literal
+
+import torch
+
+from inferlab.models.adapters import adapter_for
+from inferlab.params import section
+from inferlab.quantization.affine import Grid, Quantized, minmax_grid, quantize, searched_grid
+from inferlab.quantization.driver import Job, Layer, Report, quantize_checkpoint
+from inferlab.quantization.formats import Dequantized, Int8Format
+
+BITS = 8
+
+
+@section
+class IntegerParams:
+    """The sections `quantize.int8_tensor` and `quantize.int8`."""
+
+    granularity: Literal["tensor", "channel"]
+    scale_search: bool
+
+
+def run(job: Job, params: IntegerParams) -> Report:
+    """Quantize with a symmetric 8-bit grid and save as compressed-tensors."""
+    adapter = adapter_for(job.checkpoint)
+    per_channel = params.granularity == "channel"
+    target = Dequantized(True) if adapter.transposed else Int8Format(per_channel)
+
+    def solve(layer: Layer, group_size: int) -> tuple[Quantized, bool]:
+        make = searched_grid if params.scale_search else minmax_grid
+        if per_channel:
+            return quantize(layer.weight, make(layer.weight, BITS, group_size, True)), False
+        flat = make(layer.weight.reshape(1, -1), BITS, layer.weight.numel(), True)
+        rows = torch.ones(len(layer.weight), 1)
+        return quantize(layer.weight, Grid(flat.scale * rows, flat.zero * rows, BITS, group_size)), False
+
+    return quantize_checkpoint(job, solve, target, BITS, group_size=0, symmetric=True)

@@ -1,0 +1,40 @@
+"""One pass of the calibration text through the model: the statistics that every method reads."""
+
+from pathlib import Path
+
+import torch
+
+from inferlab.calibration.capture import CalibrateParams, run_blocks
+from inferlab.calibration.statistics import Calibration, overview, summary
+from inferlab.errors import InferlabError
+from inferlab.models.loading import quieten
+from inferlab.run import progress, stage
+from inferlab.store import load_tensors, open_checkpoint
+
+
+def main() -> None:
+    """Write data/calibration, one file a block."""
+    with stage("calibrate", CalibrateParams) as run:
+        quieten()
+        checkpoint = open_checkpoint(Path("models/base"))
+        prepared = load_tensors(Path("data/windows/calibration.safetensors"))["input_ids"]
+        if len(prepared) < run.params.windows:
+            raise InferlabError(
+                f"calibrate.windows is {run.params.windows}, but only {len(prepared)} were "
+                "prepared; raise prepare.calibration.windows (params.yaml)"
+            )
+        windows = prepared[: run.params.windows]
+        calibration = Calibration(run.folder("data/calibration"))
+        rows = []
+        with run.timed("forward"):
+            blocks = run_blocks(checkpoint, windows, run.params.batch)
+            for number, observed in enumerate(progress(blocks, "calibrate")):
+                statistics = {name: inputs.statistics() for name, inputs in observed.items()}
+                calibration.save(number, statistics)
+                rows += overview(statistics)
+        run.table("plots/calibrate/inputs.csv", rows)
+        run.metrics("metrics/calibrate.json", summary(rows))
+
+
+if __name__ == "__main__":
+    main()
