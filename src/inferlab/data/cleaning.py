@@ -21,9 +21,10 @@ TEMPLATES_WITH_PROSE = (
 NOT_PART_OF_TEXT = re.compile(r"^\s*(file|image|category|media|[a-z]{2,3}(-[a-z]+)*):", re.I)
 SPACE_BEFORE_STOP = re.compile(r" +(?=[.,;:](\s|$))")
 EMPTY_BRACKETS = re.compile(r"\s*\([\s,;:–-]*\)")
+AROUND_BREAKS = re.compile(r"[ \t]*\n[ \t]*")
 SEVERAL_SPACES = re.compile(r"[ \t\u00a0]+")
 SEVERAL_BREAKS = re.compile(r"\n\s*\n+")
-NO_LETTERS = re.compile(r"^[^A-Za-z]*$\n?", re.MULTILINE)
+NO_LETTERS = re.compile(r"^[\W\d_]*$\n?", re.MULTILINE)
 
 
 def clean_articles(articles: list[Article], shortest: int) -> list[Article]:
@@ -46,8 +47,8 @@ def clean(article: Article) -> str:
     code.nodes = [node for node in code.nodes if _is_prose(node)]
     text = code.strip_code(normalize=True, collapse=True)
     text = SEVERAL_SPACES.sub(" ", EMPTY_BRACKETS.sub("", text))
-    text = NO_LETTERS.sub("\n", SPACE_BEFORE_STOP.sub("", text))
-    return SEVERAL_BREAKS.sub("\n\n", text).strip()
+    text = AROUND_BREAKS.sub("\n", SPACE_BEFORE_STOP.sub("", text))
+    return SEVERAL_BREAKS.sub("\n\n", NO_LETTERS.sub("\n", text)).strip()
 
 
 def _is_prose(node: object) -> bool:

@@ -10,6 +10,8 @@ from inferlab import store
 from inferlab.errors import InferlabError, lookup
 
 Row = dict[str, Any]
+AS_TEXT: dict[str, Any] = {"dtype": str, "keep_default_na": False}
+"""Every field as it stands: pandas would otherwise take the text `NA` for a missing one."""
 
 
 def read_tables(source: Path, name: str = "") -> list[Row]:
@@ -46,11 +48,11 @@ def _fitting(folder: Path, name: str) -> list[Path]:
 
 def _read_orange(file: Path) -> list[Row]:
     """Orange's tab format: names, types and roles stand in three header lines."""
-    return _records(pandas.read_csv(file, sep="\t", skiprows=[1, 2], quoting=3, dtype=str))
+    return _records(pandas.read_csv(file, sep="\t", skiprows=[1, 2], quoting=3, **AS_TEXT))
 
 
 def _read_csv(file: Path) -> list[Row]:
-    return _records(pandas.read_csv(file, dtype=str))
+    return _records(pandas.read_csv(file, **AS_TEXT))
 
 
 def _read_parquet(file: Path) -> list[Row]:

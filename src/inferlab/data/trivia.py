@@ -17,7 +17,7 @@ ANSWER_KINDS: dict[str, re.Pattern[str]] = {
     "year": re.compile(r"^(in )?\d{4}$"),
     "number": re.compile(rf"^(\d[\d,.]*|({'|'.join(NUMBERS)}|{TENS})\b)", re.IGNORECASE),
 }
-ASKED = r"\b(what|which)\b( \S+){{0,5}}? ({0})\b"
+ASKED = r"\b(what|which)\b( \S+){{0,6}}? ({0})\b"
 QUESTION_KINDS: dict[str, re.Pattern[str]] = {
     "colour": re.compile(r"\bcolou?rs?\b"),
     "person": re.compile(

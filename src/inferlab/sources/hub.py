@@ -37,7 +37,8 @@ def fetch_hub(source: HubSource, into: Path) -> Fetched:
     constants.HF_HUB_OFFLINE = False  # inferlab switches the hub off for everything else
     wanted = WANTED[source.repo_type]
     if source.path:
-        wanted = [source.path, f"{source.path.rstrip('/')}/*"]
+        inside = source.path.rstrip("/")
+        wanted = [inside, *(f"{inside}/{pattern}" for pattern in wanted)]
     what = f"{source.repo} at revision {source.revision}"
     try:
         snapshot = snapshot_download(
