@@ -1,1 +1,1 @@
-"""Weight quantization: the arithmetic, the methods, and the checkpoint formats they are saved in."""
+"""Weight quantization: the arithmetic, the methods, and the formats they are saved in."""

@@ -60,7 +60,7 @@ def resolve_group_size(columns: int, group_size: int, layer: str = "the layer") 
         fitting = [size for size in (16, 32, 64, 96, 128, 192, 256) if columns % size == 0]
         raise InferlabError(
             f"group_size {group_size} does not divide the {columns} columns of {layer}; "
-            f"sizes that do: {', '.join(map(str, fitting)) or 'none of the usual'}, or 0 for one a row"
+            f"sizes that do: {', '.join(map(str, fitting)) or 'none of the usual'}; 0 = a whole row"
         )
     return group_size
 

@@ -29,10 +29,10 @@ def run(job: Job, params: IntegerParams) -> Report:
 
     def solve(layer: Layer, group_size: int) -> tuple[Quantized, bool]:
         make = searched_grid if params.scale_search else minmax_grid
-        if per_channel:
-            return quantize(layer.weight, make(layer.weight, BITS, group_size, True)), False
-        flat = make(layer.weight.reshape(1, -1), BITS, layer.weight.numel(), True)
+        shape = layer.weight.shape if per_channel else (1, -1)
+        shared = make(layer.weight.reshape(shape), BITS, layer.weight.reshape(shape).shape[1], True)
         rows = torch.ones(len(layer.weight), 1)
-        return quantize(layer.weight, Grid(flat.scale * rows, flat.zero * rows, BITS, group_size)), False
+        grid = Grid(shared.scale * rows, shared.zero * rows, BITS, group_size)
+        return quantize(layer.weight, grid), False
 
     return quantize_checkpoint(job, solve, target, BITS, group_size=0, symmetric=True)
