@@ -105,6 +105,15 @@ def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return _save_model(tmp_path_factory.mktemp("tiny_gpt2"), config)
 
 
+@pytest.fixture(scope="session")
+def dvc_stages() -> list[Any]:
+    """Every stage of dvc.yaml as DVC itself resolves it, one object an item of a matrix."""
+    from dvc.repo import Repo
+
+    with Repo(str(ROOT)) as repository:
+        return list(repository.index.stages)
+
+
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project folder with the repository's params.yaml, made the current one."""
