@@ -209,7 +209,8 @@ def test_real_server_answers_refuses_and_breaks_off(tiny_llama: Path, engine: En
             return await sending
 
         kinds = [outcome.error for outcome in asyncio.run(break_off())]
-        assert kinds.count("cut") in range(1, 5)
+        assert set(kinds) <= {None, "cut", "connect"}
+        assert "cut" in kinds
         assert kinds[-1] == "connect"
     assert_gone(processes)
 

@@ -31,8 +31,8 @@ def variant_metrics(
     `…_cN` are figures at concurrency N, `output_tokens_per_s_cN_spread` is (highest − lowest) /
     median over the rounds. `prefill_tokens_per_s` comes from the load `prefill`;
     `decode_tokens_per_s` from the highest concurrency, over the time in which the most requests,
-    `decode_concurrency`, are past their first token. `operating_concurrency` is the highest one that
-    keeps the objective, 0 if none does, and `goodput_requests_per_s` is the goodput there.
+    `decode_concurrency`, are past their first token. `operating_concurrency` is the highest one
+    that keeps the objective, 0 if none does, and `goodput_requests_per_s` is the goodput there.
     """
     values: dict[str, float] = {}
     operating, goodput = 0, 0.0
