@@ -46,10 +46,14 @@ class Job:
 
 @dataclass(frozen=True)
 class Layer:
-    """One matrix to quantize: the stacked layers of a group. `weight`: [out, in], fp32."""
+    """One matrix to quantize: the stacked layers of a group. `weight`: [out, in], fp32.
+
+    `rows`: how many of the rows each of the stacked layers has.
+    """
 
     name: str
     weight: Tensor
+    rows: list[int]
     statistics: dict[str, Tensor]
 
 
@@ -83,8 +87,7 @@ def quantize_checkpoint(
     tensors: dict[str, Tensor] = {}
     ratios, bits_used, weights, fallen = [], 0.0, 0, 0
     for group in progress(groups, "quantize"):
-        parts = group.weights(job.checkpoint)
-        layer = Layer(group.name, torch.cat(parts).float(), job.calibration.load(group))
+        layer = _layer(job, group)
         quantized, fell_back = solver(layer, resolve_group_size(layer.weight.shape[1], group_size))
         if fell_back:
             log.warning("%s: fell back to round-to-nearest", group.name)
@@ -92,7 +95,7 @@ def quantize_checkpoint(
         ratios.append(_error_ratio(layer, quantized.dequantize(), bits, group_size, symmetric))
         bits_used += quantized.bits_per_weight() * layer.weight.numel()
         weights += layer.weight.numel()
-        for name, part in zip(group.layers, split_rows(quantized, parts), strict=True):
+        for name, part in zip(group.layers, split_rows(quantized, layer.rows), strict=True):
             tensors |= target.tensors(name, part)
     _save(job, target, tensors, groups)
     stored = stored_bits_per_weight(job) if target.packed else bits_used / weights
@@ -109,8 +112,7 @@ def errors_against_rtn(
     """`output_error_vs_rtn` of a library's result. `weights(layer)` is its matrix [out, in]."""
     ratios = []
     for group in linear_groups(job.checkpoint):
-        original = torch.cat(group.weights(job.checkpoint)).float()
-        layer = Layer(group.name, original, job.calibration.load(group))
+        layer = _layer(job, group)
         result = torch.cat([weights(name).float() for name in group.layers])
         ratios.append(_error_ratio(layer, result, bits, group_size, symmetric))
     return mean(ratios)
@@ -149,14 +151,20 @@ def packed_format(job: Job, bits: int, group_size: int, symmetric: bool) -> Form
     return Dequantized(transposed)
 
 
-def split_rows(quantized: Quantized, parts: list[Tensor]) -> Iterator[Quantized]:
-    """Undo the stacking of a group's layers."""
-    grid, sizes = quantized.grid, [len(part) for part in parts]
+def split_rows(quantized: Quantized, rows: list[int]) -> Iterator[Quantized]:
+    """Undo the stacking of a group's layers, which have so many `rows` each."""
+    grid = quantized.grid
     pieces = zip(
-        quantized.codes.split(sizes), grid.scale.split(sizes), grid.zero.split(sizes), strict=True
+        quantized.codes.split(rows), grid.scale.split(rows), grid.zero.split(rows), strict=True
     )
     for codes, scale, zero in pieces:
         yield Quantized(codes, Grid(scale, zero, grid.bits, grid.group_size))
+
+
+def _layer(job: Job, group: LinearGroup) -> Layer:
+    parts = group.weights(job.checkpoint)
+    rows = [len(part) for part in parts]
+    return Layer(group.name, torch.cat(parts).float(), rows, job.calibration.load(group))
 
 
 def _owner(name: str, layers: set[str]) -> bool:

@@ -140,5 +140,5 @@ def read_gptq(tensors: Mapping[str, Tensor], layer: str, bits: int, version: int
 
 
 def storable_grid(grid: Grid) -> Grid:
-    """The grid with scales as bf16 holds them: fp16 and bf16 readers then agree exactly."""
+    """The grid with scales as bf16 holds them: readers in any precision then agree exactly."""
     return replace(grid, scale=grid.scale.bfloat16().float())

@@ -8,7 +8,7 @@ from inferlab.models.adapters import adapter_for
 from inferlab.params import section
 from inferlab.quantization.affine import Grid, Quantized, minmax_grid, quantize, searched_grid
 from inferlab.quantization.driver import Job, Layer, Report, quantize_checkpoint
-from inferlab.quantization.formats import Dequantized, Int8Format
+from inferlab.quantization.formats import Dequantized, Int8Format, storable_grid
 
 BITS = 8
 
@@ -29,10 +29,15 @@ def run(job: Job, params: IntegerParams) -> Report:
 
     def solve(layer: Layer, group_size: int) -> tuple[Quantized, bool]:
         make = searched_grid if params.scale_search else minmax_grid
-        shape = layer.weight.shape if per_channel else (1, -1)
-        shared = make(layer.weight.reshape(shape), BITS, layer.weight.reshape(shape).shape[1], True)
-        rows = torch.ones(len(layer.weight), 1)
-        grid = Grid(shared.scale * rows, shared.zero * rows, BITS, group_size)
-        return quantize(layer.weight, grid), False
+        if per_channel:
+            grid = make(layer.weight, BITS, group_size, True)
+        else:
+            scales = [
+                make(part.reshape(1, -1), BITS, part.numel(), True).scale.expand(len(part), 1)
+                for part in layer.weight.split(layer.rows)
+            ]
+            scale = torch.cat(scales)
+            grid = Grid(scale, torch.full_like(scale, 2 ** (BITS - 1)), BITS, group_size)
+        return quantize(layer.weight, storable_grid(grid)), False
 
     return quantize_checkpoint(job, solve, target, BITS, group_size=0, symmetric=True)
