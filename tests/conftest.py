@@ -114,6 +114,14 @@ def dvc_stages() -> list[Any]:
         return list(repository.index.stages)
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """Tensors here are tiny: more threads would only wait for each other."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project folder with the repository's params.yaml, made the current one."""
