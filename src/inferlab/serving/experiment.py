@@ -5,6 +5,9 @@ that are answered by a single token, which give the rate of prefill. Each load i
 variant after the other before the next load's turn, and all of it is repeated in rounds, so that
 a slow minute of the machine hits every variant alike. Within a round all variants get the same
 prompts, and no prompt comes twice.
+
+The loop is closed and its clients start together: with one request for each client the time to
+the first token is that of a burst, and throughput has the prefill of all prompts in it.
 """
 
 import asyncio
@@ -82,7 +85,7 @@ def plan(params: ServeBenchmarkParams) -> dict[Load, int]:
     rounds = dict.fromkeys(loads_along("concurrency", params), params.rounds)
     for load in loads_along("input_tokens", params) + loads_along("output_tokens", params):
         rounds.setdefault(load, params.length_rounds)
-    return {**rounds, params.prefill: params.rounds}
+    return {**rounds, params.prefill: params.length_rounds}
 
 
 def measure(
