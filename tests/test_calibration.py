@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from inferlab.calibration.capture import run_blocks
 from inferlab.calibration.statistics import Accumulator, Calibration, overview, summary
 from inferlab.errors import InferlabError
-from inferlab.models.adapters import LinearGroup, adapter_for, layer_names, linear_groups
+from inferlab.models.adapters import adapter_for, layer_names, linear_groups
 from inferlab.store import load_tensors, open_checkpoint, save_checkpoint, save_tensors
 
 WINDOWS = torch.randint(3, 512, (5, 40), generator=torch.Generator().manual_seed(0)).int()
@@ -109,19 +110,20 @@ def test_summary_counts_groups_with_too_few_tokens() -> None:
     assert json.dumps(result)
 
 
-def test_statistics_are_read_back_a_group_at_a_time(tmp_path: Path) -> None:
+def test_statistics_are_read_back_a_group_at_a_time(tiny_llama: Path, tmp_path: Path) -> None:
+    group = linear_groups(open_checkpoint(tiny_llama))[0]
     calibration = Calibration(tmp_path)
     one, other = ({"hessian": torch.eye(2) * n, "token_absmax": torch.ones(7)} for n in (1, 2))
     calibration.save(3, {"h.3.a": one, "h.3.ab": other})
     calibration.save(0, {"h.0.a": one})
-    found = calibration.load(LinearGroup(3, "h.3.a", ("h.3.a",), False))
+    found = calibration.load(replace(group, block=3, name="h.3.a"))
     assert set(found) == {"hessian", "token_absmax"}
     assert torch.equal(found["hessian"], one["hessian"])
     assert calibration.tokens() == 7
     with pytest.raises(InferlabError, match=r"has no statistics of h.3.b; run calibrate"):
-        calibration.load(LinearGroup(3, "h.3.b", ("h.3.b",), False))
+        calibration.load(replace(group, block=3, name="h.3.b"))
     with pytest.raises(InferlabError, match="not a readable safetensors file"):
-        calibration.load(LinearGroup(4, "h.4.a", ("h.4.a",), False))
+        calibration.load(replace(group, block=4, name="h.4.a"))
 
 
 def test_capture_equals_plain_hooks_on_the_whole_model(folder: Path) -> None:
