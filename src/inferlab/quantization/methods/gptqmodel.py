@@ -34,8 +34,8 @@ def run(job: Job, params: GptqModelParams) -> Report:
     """Let the library calibrate, quantize and save; measure the result as ours is measured."""
     groups = linear_groups(job.checkpoint)
     check_group_size(job.checkpoint, groups, params.group_size)
-    # The library asks for a fixed number of workers and refuses to start with fewer cores.
-    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(job.threads))
+    # The library wants two workers or more, whatever the cores, and refuses to start with less.
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(job.threads, 2)))
     from gptqmodel import GPTQModel, QuantizeConfig
 
     config = QuantizeConfig(bits=params.bits, group_size=params.group_size, sym=params.symmetric)
