@@ -22,7 +22,7 @@ AXES = {
 
 
 def plot_axis(axis: str, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """One panel for each quantity: the median over rounds, and the band from lowest to highest round."""
+    """One panel a quantity: the median over rounds, the band from lowest to highest round."""
     figure, panels = plt.subplots(1, len(PANELS), figsize=(14, 4.5), layout="constrained")
     for panel, (name, label) in zip(panels, PANELS.items(), strict=True):
         for variant in dict.fromkeys(row["variant"] for row in rows):
