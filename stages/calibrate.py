@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import torch
-
 from inferlab.calibration.capture import CalibrateParams, run_blocks
 from inferlab.calibration.statistics import Calibration, overview, summary
 from inferlab.errors import InferlabError

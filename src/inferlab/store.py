@@ -35,12 +35,16 @@ BESIDE_WEIGHTS = (
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint folder. Tensors are memory mapped and read when they are asked for."""
+    """A checkpoint folder. Tensors are memory mapped and read when they are asked for.
+
+    `changed` holds tensors that stand in for those of the same name and shape in the files.
+    """
 
     folder: Path
     config: dict[str, Any]
     _file_of: dict[str, Path]
     _open: dict[Path, Any] = field(default_factory=dict, repr=False)
+    changed: Mapping[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def names(self) -> list[str]:
@@ -57,7 +61,7 @@ class Checkpoint:
 
     def tensor(self, name: str) -> Tensor:
         """The tensor `name`. Raises InferlabError when the checkpoint has none of that name."""
-        return self._handle(name).get_tensor(name)
+        return self.changed[name] if name in self.changed else self._handle(name).get_tensor(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of the tensor `name`, without reading it."""

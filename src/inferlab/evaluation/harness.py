@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from lm_eval import simple_evaluate
 from lm_eval.api.model import TemplateLM
+from lm_eval.tasks import TaskManager
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -99,8 +100,14 @@ class Scorer(TemplateLM):
 
 def run_tasks(scorer: Scorer, folder: Path) -> dict[str, float]:
     """`<task>_accuracy` and `<task>_accuracy_se` of each task of a folder."""
+    # Standard errors of a mean are computed in closed form, but only with bootstrap_iters above 0.
     outcome = simple_evaluate(
-        model=scorer, tasks=load_tasks(folder), log_samples=False, bootstrap_iters=0
+        model=scorer,
+        tasks=load_tasks(folder),
+        # The tasks are given whole: an index of lm-eval's own thousands would cost seconds.
+        task_manager=TaskManager(include_defaults=False),
+        log_samples=False,
+        bootstrap_iters=1,
     )
     return {
         f"{task}_accuracy{suffix}": float(values[f"{metric},none"])

@@ -22,10 +22,7 @@ TASKS: dict[str, dict[str, Any]] = {
         "doc_to_text": "{{context}}",
         "doc_to_target": " {{word}}",
         "target_delimiter": "",
-        "metric_list": [
-            {"metric": "acc", **METRICS},
-            {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False},
-        ],
+        "metric_list": [{"metric": "acc", **METRICS}],
     },
 }
 """`trivia`: four answers ranked by log-likelihood; `cloze`: is the last word the greedy one?"""

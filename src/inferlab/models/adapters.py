@@ -18,6 +18,9 @@ class Adapter:
 
     blocks: str
     groups: tuple[tuple[str, ...], ...]
+    producers: tuple[str | None, ...]
+    """For each group, the norm or linear layer whose output channels its input follows one to one
+    (through an element-wise product at most), or None."""
     transposed: bool = False
     """Weights are stored [in, out], as GPT-2's Conv1D does, and not [out, in]."""
 
@@ -29,6 +32,7 @@ class LinearGroup:
     block: int
     name: str
     layers: tuple[str, ...]
+    producer: str | None
     transposed: bool
 
     def weights(self, checkpoint: Checkpoint) -> list[Tensor]:
@@ -45,10 +49,12 @@ LLAMA = Adapter(
         ("mlp.gate_proj", "mlp.up_proj"),
         ("mlp.down_proj",),
     ),
+    producers=("input_layernorm", "self_attn.v_proj", "post_attention_layernorm", "mlp.up_proj"),
 )
 GPT2 = Adapter(
     blocks="transformer.h",
     groups=(("attn.c_attn",), ("attn.c_proj",), ("mlp.c_fc",), ("mlp.c_proj",)),
+    producers=("ln_1", None, "ln_2", None),
     transposed=True,
 )
 
@@ -87,10 +93,11 @@ def linear_groups(checkpoint: Checkpoint) -> list[LinearGroup]:
             block,
             f"{adapter.blocks}.{block}.{layers[0]}",
             tuple(f"{adapter.blocks}.{block}.{layer}" for layer in layers),
+            producer and f"{adapter.blocks}.{block}.{producer}",
             adapter.transposed,
         )
         for block in _block_numbers(checkpoint, adapter)
-        for layers in adapter.groups
+        for layers, producer in zip(adapter.groups, adapter.producers, strict=True)
     ]
     if not groups:
         raise InferlabError(

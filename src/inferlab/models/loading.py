@@ -6,7 +6,12 @@ import warnings
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 from inferlab.store import open_checkpoint
@@ -19,9 +24,13 @@ def load_model(folder: Path, threads: int) -> PreTrainedModel:
     """
     open_checkpoint(folder, quantized=True)
     quieten()
-    # gptqmodel asks for a fixed number of workers and refuses to start with fewer cores.
-    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(threads))
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    # gptqmodel wants two workers or more, whatever the cores, and refuses to start with less.
+    os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(threads, 2)))
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    with torch.inference_mode():
+        # compressed-tensors unpacks in the first call of the whole model; callers use its parts.
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long))
+    return model
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

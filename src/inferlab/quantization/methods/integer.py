@@ -1,8 +1,10 @@
 """W8A8: int8 weights, one scale a tensor or a channel; activations are quantized when run."""
 
-from typing import Literal
+from dataclasses import replace
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 
 from inferlab.models.adapters import adapter_for
 from inferlab.params import section
@@ -19,6 +21,7 @@ class IntegerParams:
 
     granularity: Literal["tensor", "channel"]
     scale_search: bool
+    smoothing: Annotated[float, Field(ge=0, le=1)]
 
 
 def run(job: Job, params: IntegerParams) -> Report:
@@ -26,6 +29,9 @@ def run(job: Job, params: IntegerParams) -> Report:
     adapter = adapter_for(job.checkpoint)
     per_channel = params.granularity == "channel"
     target = Dequantized(True) if adapter.transposed else Int8Format(per_channel)
+    if params.smoothing and not adapter.transposed:
+        smoothed, calibration = smooth(job.checkpoint, job.calibration, params.smoothing)
+        job = replace(job, checkpoint=smoothed, calibration=calibration)
 
     def solve(layer: Layer, group_size: int) -> tuple[Quantized, bool]:
         make = searched_grid if params.scale_search else minmax_grid

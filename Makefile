@@ -1,0 +1,65 @@
+# setup: the environment. repro: the pipeline. test: fast and smoke tests. bench: against peers.
+# PROFILE=smoke|gpu runs the same graph with params/<profile>.yaml in a workspace of its own.
+# TORCH_INDEX: a package index to take torch from, for instance one with CUDA or CPU builds only.
+
+PYTHON ?= python3.11
+VENV ?= .venv
+PROFILE ?=
+TORCH_INDEX ?=
+TORCH_VERSION := 2.13.0
+FREE_GIB := 8
+
+BIN := $(abspath $(VENV))/bin
+LOCK := requirements/lock.txt
+STAMP := $(VENV)/.stamp-$(shell cat $(LOCK) pyproject.toml Makefile | sha256sum | cut -c1-16)
+export PATH := $(BIN):$(PATH)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: setup repro test bench lint lock clean
+
+setup: $(STAMP)
+
+$(STAMP):
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "inferlab: $(PYTHON) not found; install Python 3.11 or name it: make setup PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info; v[:2] == (3, 11) or \
+	  sys.exit(f"inferlab: needs Python 3.11, {sys.executable} is {v[0]}.{v[1]}; name another: make setup PYTHON=python3.11")'
+	@$(PYTHON) -c 'import shutil, sys; free = shutil.disk_usage(".").free >> 30; free >= $(FREE_GIB) or \
+	  sys.exit(f"inferlab: the environment and the cache need $(FREE_GIB) GiB of disk, {free} GiB are free")'
+	rm -f $(VENV)/.stamp-*
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH_VERSION)
+	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r $(LOCK)
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -c 'import torch, transformers' || { \
+	  echo "inferlab: torch does not import; remove $(VENV) and choose another build: make setup TORCH_INDEX=<url>" >&2; exit 1; }
+	touch $@
+
+repro: setup
+ifeq ($(PROFILE),)
+	dvc repro
+	@echo "tables: dvc metrics show; plots: dvc plots show; costs: plots/cost_report/"
+else
+	python -m inferlab.profile $(PROFILE)
+endif
+
+test: setup
+	python -m pytest
+
+bench: setup
+	python -m benchmarks.load_generator
+	python -m benchmarks.gptq
+	python -m benchmarks.scoring
+
+lint: setup
+	ruff check .
+	ruff format --check .
+
+# Resolve the direct requirements anew and pin what they bring, with hashes. torch is left out,
+# and torchvision, torchaudio and torchcodec with it: their wheels do not load beside its CPU build.
+lock: setup
+	python requirements/lock.py $(TORCH_VERSION) > $(LOCK).new
+	mv $(LOCK).new $(LOCK)
+
+clean:
+	rm -rf $(VENV) .profiles
