@@ -1,8 +1,8 @@
 """Our GPTQ beside GPTQModel: perplexity, time and peak memory on the same calibration text.
 
-`python -m benchmarks.gptq`, in a project folder where `dvc repro quantize` has run. Each measurement
-is a process of its own. Own time is split into what is done once a model (calibrate) and what every
-further point of a sweep costs (quantize).
+`python -m benchmarks.gptq`, in a project folder where `dvc repro quantize` has run. Each
+measurement is a process of its own. Own time is split into what is done once a model (calibrate)
+and what every further point of a sweep costs (quantize).
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Perplexity scoring beside transformers: tokens per second of the same model on the same windows.
 
-`python -m benchmarks.scoring`, in a project folder where `dvc repro prepare` has run. transformers is
-called as its documentation has it: the labelled loss of one window a call, in bf16.
+`python -m benchmarks.scoring`, in a project folder where `dvc repro prepare` has run. transformers
+is called as its documentation has it: the labelled loss of one window a call, in bf16.
 """
 
 import math
