@@ -12,7 +12,6 @@ from inferlab.quantization.affine import Grid, Quantized, minmax_grid, quantize,
 from inferlab.quantization.driver import Job, Layer, Report, quantize_checkpoint
 from inferlab.quantization.formats import Dequantized, Int8Format, storable_grid
 from inferlab.quantization.smoothing import smooth
-from inferlab.quantization.smoothing import smooth
 
 BITS = 8
 
