@@ -13,6 +13,7 @@ from pydantic import Field
 
 from inferlab import params
 from inferlab.errors import InferlabError, lookup
+from inferlab.profile import merge
 from inferlab.run import RunParams
 
 ROOT = Path(__file__).parent.parent
@@ -196,15 +197,6 @@ def test_lookup_names_the_known_and_the_close() -> None:
     assert str(caught.value) == "unknown method 'zzz'; known: gptq"
 
 
-def merged(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
-    """`base` with the keys of `overlay`, section by section."""
-    result = dict(base)
-    for key, value in overlay.items():
-        nested = isinstance(value, dict) and isinstance(base.get(key), dict)
-        result[key] = merged(base[key], value) if nested else value
-    return result
-
-
 @pytest.mark.parametrize("profile", [None, *PROFILES], ids=lambda file: file and file.stem)
 def test_every_stage_loads_its_section(
     profile: Path | None,
@@ -218,7 +210,7 @@ def test_every_stage_loads_its_section(
     """
     content = yaml.safe_load(Path("params.yaml").read_text())
     if profile:
-        content = merged(content, yaml.safe_load(profile.read_text()))
+        content = merge(content, yaml.safe_load(profile.read_text()), "")
         Path("params.yaml").write_text(json.dumps(content))
     read: set[str] = set()
     for one in dvc_stages:
