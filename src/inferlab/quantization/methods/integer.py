@@ -11,6 +11,7 @@ from inferlab.params import section
 from inferlab.quantization.affine import Grid, Quantized, minmax_grid, quantize, searched_grid
 from inferlab.quantization.driver import Job, Layer, Report, quantize_checkpoint
 from inferlab.quantization.formats import Dequantized, Int8Format, storable_grid
+from inferlab.quantization.gptq import solve as solve_gptq
 from inferlab.quantization.smoothing import smooth
 
 BITS = 8
@@ -23,10 +24,15 @@ class IntegerParams:
     granularity: Literal["tensor", "channel"]
     scale_search: bool
     smoothing: Annotated[float, Field(ge=0, le=1)]
+    compensation: bool
 
 
 def run(job: Job, params: IntegerParams) -> Report:
-    """Quantize with a symmetric 8-bit grid and save as compressed-tensors."""
+    """Quantize with a symmetric 8-bit grid and save as compressed-tensors.
+
+    `smoothing` moves outliers of the inputs into the weights first; `compensation` lets columns
+    absorb the rounding of those before them, as GPTQ does.
+    """
     adapter = adapter_for(job.checkpoint)
     per_channel = params.granularity == "channel"
     target = Dequantized(True) if adapter.transposed else Int8Format(per_channel)
@@ -45,6 +51,10 @@ def run(job: Job, params: IntegerParams) -> Report:
             ]
             scale = torch.cat(scales)
             grid = Grid(scale, torch.full_like(scale, 2 ** (BITS - 1)), BITS, group_size)
-        return quantize(layer.weight, storable_grid(grid)), False
+        grid = storable_grid(grid)
+        if params.compensation:
+            solution = solve_gptq(layer.weight, layer.statistics["hessian"], grid)
+            return solution.quantized, solution.fell_back
+        return quantize(layer.weight, grid), False
 
     return quantize_checkpoint(job, solve, target, BITS, group_size=0, symmetric=True)
