@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from inferlab.calibration.capture import run_blocks
@@ -25,20 +26,21 @@ from inferlab.quantization.driver import (
 from inferlab.quantization.formats import Dequantized, read_gptq, storable_grid
 from inferlab.quantization.gptq import output_error
 from inferlab.quantization.methods import METHODS
-from inferlab.quantization.methods.gptq import GptqParams
-from inferlab.quantization.methods.integer import IntegerParams
-from inferlab.quantization.methods.nearest import NearestParams
 from inferlab.store import open_checkpoint, read_json, save_tensors, write_json
 
-NEAREST = NearestParams(bits=4, group_size=32, symmetric=True, scale_search=False)
-GPTQ = GptqParams(
-    bits=4,
-    group_size=32,
-    symmetric=True,
-    damping=0.01,
-    activation_order=True,
-    scale_search="hessian",
-)
+ROOT = Path(__file__).parent.parent
+SECTIONS = yaml.safe_load((ROOT / "params.yaml").read_text())["quantize"]
+PLAIN: dict[str, Any] = {"scale_search": False, "smoothing": 0.0, "compensation": False}
+
+
+def section(variant: str, **changes: Any) -> Any:
+    """The parameters of a variant as the repository has them, but for `changes`."""
+    return METHODS[variant].params(**SECTIONS[variant] | changes)
+
+
+NEAREST = section("int4_rtn", bits=4, group_size=32, symmetric=True, scale_search=False)
+GPTQ = section("gptq", bits=4, group_size=32, symmetric=True)
+INT8 = section("int8", granularity="channel", **PLAIN)
 TOKENS = torch.randint(3, 512, (2, 24), generator=torch.Generator().manual_seed(1))
 MakeJob = Callable[[str], Job]
 
@@ -159,7 +161,7 @@ def test_gptq_has_less_output_error_than_round_to_nearest(make_job: MakeJob) -> 
 
 def test_asymmetric_gptq_is_saved_as_version_2(make_job: MakeJob) -> None:
     job = make_job("tiny_llama")
-    params = GptqParams(4, 32, False, 0.01, True, "none")
+    params = section("gptq", bits=4, group_size=32, symmetric=False)
     report = METHODS["gptq"].run(job, params)
     assert report.output_error_vs_rtn < 0.9
     config = open_checkpoint(job.output, quantized=True).config["quantization_config"]
@@ -184,7 +186,7 @@ def quantize_inputs(model: Any, layers: list[str]) -> None:
 @pytest.mark.parametrize("granularity", ["channel", "tensor"])
 def test_int8_checkpoint_runs_as_w8a8_in_transformers(make_job: MakeJob, granularity: Any) -> None:
     job = make_job("tiny_llama")
-    report = METHODS["int8"].run(job, IntegerParams(granularity, scale_search=False, smoothing=0.0))
+    report = METHODS["int8"].run(job, section("int8", granularity=granularity, **PLAIN))
     assert report.packed
     assert report.layers_quantized == 14
     assert 8 < report.bits_per_weight < 8.6
@@ -202,12 +204,36 @@ def test_int8_checkpoint_runs_as_w8a8_in_transformers(make_job: MakeJob, granula
     assert distance(found, logits(load_model(job.checkpoint.folder, threads=1))) < 0.1
 
 
+def test_int8_with_compensation_has_less_output_error(make_job: MakeJob) -> None:
+    changes = PLAIN | {"compensation": True}
+    report = METHODS["int8"].run(make_job("tiny_llama"), section("int8", **changes))
+    assert report.output_error_vs_rtn < 0.8
+    assert report.layers_fallback == 0
+
+
+def test_int8_as_the_repository_has_it_stays_close_to_the_base(make_job: MakeJob) -> None:
+    job = make_job("tiny_llama")
+    METHODS["int8"].run(job, section("int8"))
+    base = logits(load_model(job.checkpoint.folder, threads=1))
+    assert distance(logits(load_model(job.output, threads=1)), base) < 0.1
+
+
+@torch.no_grad()
+def test_parts_of_a_loaded_int8_model_work_before_the_whole_was_called(make_job: MakeJob) -> None:
+    job = make_job("tiny_llama")
+    METHODS["int8"].run(job, INT8)
+    model = load_model(job.output, threads=1)
+    states = model.base_model(TOKENS)[0]
+    by_parts = model.get_output_embeddings()(states).float()
+    assert torch.equal(by_parts, logits(model))
+
+
 @pytest.mark.parametrize("granularity", ["channel", "tensor"])
 def test_int8_scale_covers_its_channel_or_its_own_layer(
     make_job: MakeJob, granularity: Any
 ) -> None:
     job = make_job("tiny_llama")
-    METHODS["int8_tensor"].run(job, IntegerParams(granularity, scale_search=False, smoothing=0.0))
+    METHODS["int8_tensor"].run(job, section("int8", granularity=granularity, **PLAIN))
     variant = open_checkpoint(job.output, quantized=True)
     for layer in layer_names(linear_groups(job.checkpoint)):
         weight = job.checkpoint.tensor(f"{layer}.weight").float()
@@ -224,7 +250,7 @@ def test_int8_scale_covers_its_channel_or_its_own_layer(
 @pytest.mark.parametrize(
     ("name", "params"),
     [
-        ("int8", IntegerParams("channel", scale_search=False, smoothing=0.0)),
+        ("int8", INT8),
         ("int4_rtn", NEAREST),
         ("gptq", GPTQ),
     ],
@@ -251,7 +277,7 @@ def test_bits_that_no_format_packs_are_simulated_and_said_so(
 ) -> None:
     job = make_job("tiny_llama")
     with caplog.at_level(logging.WARNING):
-        report = METHODS["int4_rtn"].run(job, NearestParams(3, 32, True, False))
+        report = METHODS["int4_rtn"].run(job, section("int4_rtn", bits=3, group_size=32))
     assert not report.packed
     assert report.bits_per_weight == pytest.approx(3 + (16 + 3) / 32)
     assert "saved dequantized" in caplog.text
@@ -301,12 +327,8 @@ def test_group_size_that_does_not_divide_stops_before_any_work(
     make_job: MakeJob, name: str
 ) -> None:
     job = make_job("tiny_llama")
-    faulty = {
-        "int4_rtn": NearestParams(4, 48, True, False),
-        "gptq": GptqParams(4, 48, True, 0.01, True, "none"),
-    }
     with pytest.raises(InferlabError) as caught:
-        METHODS[name].run(job, faulty[name])
+        METHODS[name].run(job, section(name, group_size=48))
     assert str(caught.value).startswith(
         "group_size 48 does not divide the 64 columns of model.layers.0.self_attn.q_proj; "
         "sizes that do: 16, 32, 64"

@@ -147,6 +147,8 @@ def test_fewer_tokens_than_columns_makes_the_damping_grow() -> None:
     grid = minmax_grid(weight, 4, GROUP, True)
     solution = solve(weight, hessian, grid, damping=1e-10)
     assert 1e-10 < solution.damping <= 1
+    tenth = solve(weight, hessian, grid, damping=solution.damping / 10)
+    assert tenth.damping == pytest.approx(solution.damping)
     assert not solution.fell_back
     result, nearest = solution.quantized.dequantize(), quantize(weight, grid).dequantize()
     assert torch.isfinite(result).all()
