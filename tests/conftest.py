@@ -106,11 +106,17 @@ def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def dvc_stages() -> list[Any]:
-    """Every stage of dvc.yaml as DVC itself resolves it, one object an item of a matrix."""
+def dvc_stages(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Every stage of dvc.yaml as DVC itself resolves it, one object an item of a matrix.
+
+    Read from a copy, so that a pipeline that runs meanwhile is no disturbance.
+    """
     from dvc.repo import Repo
 
-    with Repo(str(ROOT)) as repository:
+    folder = tmp_path_factory.mktemp("graph")
+    for name in ("dvc.yaml", "params.yaml"):
+        shutil.copyfile(ROOT / name, folder / name)
+    with Repo.init(str(folder), no_scm=True) as repository:
         return list(repository.index.stages)
 
 
