@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from inferlab.calibration.statistics import Calibration
-from inferlab.errors import lookup
+from inferlab.errors import InferlabError, lookup
 from inferlab.quantization.driver import Job
 from inferlab.quantization.methods import METHODS
 from inferlab.run import stage
@@ -13,7 +13,10 @@ from inferlab.store import open_checkpoint, write_card
 
 def main(variant: str) -> None:
     """Write models/<variant> and its metrics."""
-    method = lookup(METHODS, variant, "variant")
+    try:
+        method = lookup(METHODS, variant, "variant")
+    except InferlabError as error:
+        sys.exit(f"inferlab: {error}")
     with stage("quantize", method.params, variant) as run:
         job = Job(
             checkpoint=open_checkpoint(Path("models/base")),

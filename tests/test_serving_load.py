@@ -94,7 +94,7 @@ def test_times_and_token_counts_of_a_request() -> None:
     assert len(outcome.chunks) == 4
     times = [outcome.start, *outcome.chunks, outcome.end]
     assert times == sorted(times)
-    assert outcome.chunks[-1] - outcome.chunks[0] >= 3 * 0.01
+    assert outcome.chunks[-1] > outcome.chunks[0]
     assert outcome.due == outcome.start
     body = server.bodies[0]
     assert body["prompt"] == [OK, 1, 2]

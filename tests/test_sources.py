@@ -370,3 +370,15 @@ def test_file_that_is_no_gguf(tmp_path: Path, target: Path) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"something else entirely, long enough")
     with pytest.raises(InferlabError, match=r"broken.gguf is not a readable GGUF file"):
         write_language_model(tmp_path / "broken.gguf", target)
+
+
+def test_a_bare_gpt2_gets_the_names_of_the_causal_model(tiny_gpt2: Path, tmp_path: Path) -> None:
+    whole = store.open_checkpoint(tiny_gpt2)
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    tensors = {n.removeprefix("transformer."): whole.tensor(n) for n in whole.names}
+    store.save_checkpoint(bare, whole.config, tensors, aside_from=tiny_gpt2)
+    folder = tmp_path / "base"
+    folder.mkdir()
+    write_language_model(bare, folder)
+    assert store.open_checkpoint(folder).names == whole.names

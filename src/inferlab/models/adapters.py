@@ -82,6 +82,19 @@ def adapter_for(checkpoint: Checkpoint) -> Adapter:
         ) from None
 
 
+def model_prefix(checkpoint: Checkpoint) -> str:
+    """What to put before each tensor's name so that it is the causal model's: mostly nothing.
+
+    GPT-2 is published as the bare model, `h.0…` where the causal model has `transformer.h.0…`.
+    Unknown architectures are left alone.
+    """
+    adapter = ADAPTERS.get(checkpoint.config.get("model_type", ""))
+    root, _, bare = adapter.blocks.partition(".") if adapter else ("", "", "")
+    named = any(name.startswith(f"{root}.") for name in checkpoint.names)
+    published_bare = any(name.startswith(f"{bare}.") for name in checkpoint.names)
+    return f"{root}." if adapter and published_bare and not named else ""
+
+
 def linear_groups(checkpoint: Checkpoint) -> list[LinearGroup]:
     """Every group of linear layers, in the order in which the model runs them.
 

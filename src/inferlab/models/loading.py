@@ -42,6 +42,6 @@ def quieten() -> None:
     """Hide the progress bars and notices of model libraries; warnings of ours stay."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    for name in ("torchao", "bitsandbytes", "gptqmodel", "torch.utils._pytree"):
+    for name in ("bitsandbytes", "gptqmodel"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)

@@ -60,7 +60,8 @@ class Layer:
 @dataclass(frozen=True)
 class Report:
     """`output_error_vs_rtn`: mean over groups of the method's output error over that of
-    round-to-nearest with the same bits and group size (per channel for methods without groups).
+    round-to-nearest of the same weights (smoothed ones, where a method smooths) with the same bits
+    and group size (per channel for methods without groups).
     `bits_per_weight`: as stored, scales included, or as it would be when nothing was packed.
     """
 
