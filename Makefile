@@ -28,9 +28,9 @@ $(STAMP):
 	  sys.exit(f"inferlab: the environment and the cache need $(FREE_GIB) GiB of disk, {free} GiB are free")'
 	rm -f $(VENV)/.stamp-*
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH_VERSION)
-	$(BIN)/python -m pip install --quiet --no-deps --require-hashes -r $(LOCK)
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip install -qq $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH_VERSION)
+	$(BIN)/python -m pip install -qq --no-deps --require-hashes -r $(LOCK)
+	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'import torch, transformers' || { \
 	  echo "inferlab: torch does not import; remove $(VENV) and choose another build: make setup TORCH_INDEX=<url>" >&2; exit 1; }
 	touch $@
@@ -38,7 +38,8 @@ $(STAMP):
 repro: setup
 ifeq ($(PROFILE),)
 	dvc repro
-	@echo "tables: dvc metrics show; plots: dvc plots show; costs: plots/cost_report/"
+	@inferlab variants
+	@echo "more: dvc metrics show, dvc plots show, plots/serve_benchmark, plots/cost_report"
 else
 	python -m inferlab.profile $(PROFILE)
 endif

@@ -1,4 +1,4 @@
-"""The command `inferlab`: calculators for one's own numbers, beside the pipeline."""
+"""The command `inferlab`: calculators and tables beside the pipeline."""
 
 import sys
 
@@ -6,14 +6,16 @@ import typer
 
 from inferlab.economics.command import cost
 from inferlab.errors import InferlabError
+from inferlab.reporting.variants import variants
 
 app = typer.Typer(add_completion=False)
 app.command("cost")(cost)
+app.command("variants")(variants)
 
 
 @app.callback()
 def inferlab() -> None:
-    """Calculators of inferlab for one's own numbers; the pipeline itself runs by `dvc repro`."""
+    """Calculators and tables of inferlab; the pipeline itself runs by `dvc repro`."""
 
 
 def main() -> None:

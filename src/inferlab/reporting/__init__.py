@@ -1,0 +1,1 @@
+"""Results for a reader: tables over the metrics of a run."""
