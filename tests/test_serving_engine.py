@@ -126,7 +126,9 @@ STUBBORN = ["sh", "-c", "sh -c 'trap \"\" TERM; while :; do sleep 1; done' & sle
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_however_the_parent_ends_the_whole_group_goes(end: signal.Signals) -> None:
     code = f"""
-        import subprocess, sys, time
+        import signal, subprocess, sys, time
+        # A shell's background job, and what it starts, would ignore SIGINT.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         command = [sys.executable, "-m", "{watchdog.__name__}", "0.5", *{STUBBORN!r}]
         subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         time.sleep(1000)
@@ -137,7 +139,7 @@ def test_however_the_parent_ends_the_whole_group_goes(end: signal.Signals) -> No
     wait_until(lambda: len(descendants(parent.pid)) >= 4, "the stubborn command has started")
     group = descendants(parent.pid)
     parent.send_signal(end)
-    parent.wait()
+    parent.wait(PATIENCE_SECONDS)
     assert_gone(group)
 
 
