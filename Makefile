@@ -28,7 +28,7 @@ $(STAMP):
 	  sys.exit(f"inferlab: the environment and the cache need $(FREE_GIB) GiB of disk, {free} GiB are free")'
 	rm -f $(VENV)/.stamp-*
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -qq $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==$(TORCH_VERSION)
+	$(if $(TORCH_INDEX),PIP_INDEX_URL=$(TORCH_INDEX)) $(BIN)/python -m pip install -qq torch==$(TORCH_VERSION)
 	$(BIN)/python -m pip install -qq --no-deps --require-hashes -r $(LOCK)
 	$(BIN)/python -m pip install -qq --no-deps --no-build-isolation --editable .
 	@$(BIN)/python -c 'import torch, transformers' || { \
