@@ -7,7 +7,7 @@ VENV ?= .venv
 PROFILE ?=
 TORCH_INDEX ?=
 TORCH_VERSION := 2.13.0
-FREE_GIB := 8
+FREE_GIB := 10
 
 BIN := $(abspath $(VENV))/bin
 LOCK := requirements/lock.txt

@@ -19,7 +19,7 @@ def main() -> None:
         if len(prepared) < run.params.windows:
             raise InferlabError(
                 f"calibrate.windows is {run.params.windows}, but only {len(prepared)} were "
-                "prepared; raise prepare.calibration.windows (params.yaml)"
+                "prepared; raise prepare.calibration_windows (params.yaml)"
             )
         windows = prepared[: run.params.windows]
         calibration = Calibration(run.folder("data/calibration"))

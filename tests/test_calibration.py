@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -15,6 +16,7 @@ from inferlab.calibration.statistics import Accumulator, Calibration, overview, 
 from inferlab.errors import InferlabError
 from inferlab.models.adapters import adapter_for, layer_names, linear_groups
 from inferlab.store import load_tensors, open_checkpoint, save_checkpoint, save_tensors
+from stages import calibrate
 
 WINDOWS = torch.randint(3, 512, (5, 40), generator=torch.Generator().manual_seed(0)).int()
 GROUPS_A_BLOCK = 4
@@ -227,3 +229,20 @@ def test_no_linear_layer_names_what_is_there(tiny_llama: Path, tmp_path: Path) -
     ) as caught:
         linear_groups(checkpoint)
     assert "the first tensors are lm_head.weight, model.embed_tokens.weight" in str(caught.value)
+
+
+def test_more_windows_than_were_prepared_names_the_key_to_raise(
+    tiny_llama: Path, workspace: Path
+) -> None:
+    (workspace / "models").mkdir()
+    (workspace / "models" / "base").symlink_to(tiny_llama)
+    (workspace / "data" / "windows").mkdir(parents=True)
+    prepared = {"input_ids": torch.zeros(2, 8, dtype=torch.int32)}
+    save_tensors(workspace / "data" / "windows" / "calibration.safetensors", prepared)
+    with pytest.raises(
+        SystemExit, match=r"only 2 were prepared; raise prepare\.(\w+) \("
+    ) as caught:
+        calibrate.main()
+    key = str(caught.value).split("raise prepare.")[1].split()[0]
+    assert key in yaml.safe_load((workspace / "params.yaml").read_text())["prepare"]
+    assert not (workspace / "data" / "calibration").exists()
