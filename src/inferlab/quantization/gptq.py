@@ -41,16 +41,14 @@ def solve(
     reached (a zero on the diagonal) are rounded alone. `activation_order` quantizes the columns of
     the largest diagonal first.
     """
-    dead = hessian.diagonal() == 0
-    diagonal = torch.where(dead, hessian.diagonal().mean().clamp(min=1e-12), hessian.diagonal())
+    diagonal = hessian.diagonal()
+    dead = diagonal == 0
     order = (
-        torch.argsort(diagonal.masked_fill(dead, 0), descending=True)
+        torch.argsort(diagonal, descending=True)
         if activation_order
         else torch.arange(len(diagonal))
     )
-    hessian = hessian.clone()
-    hessian.diagonal().copy_(diagonal)
-    factor, used = _inverse_factor(hessian[order][:, order], damping)
+    factor, used = inverse_factor(hessian[order][:, order], damping)
     if factor is None:
         return Solution(quantize(weight, grid), used, int(dead.sum()), fell_back=True)
     codes = _quantize_columns(weight.float()[:, order], factor, grid, order, block)
@@ -68,12 +66,19 @@ def output_error(weight: Tensor, approximation: Tensor, hessian: Tensor) -> floa
     return float(((difference @ hessian) * difference).sum() / (2 * len(difference)))
 
 
-def _inverse_factor(hessian: Tensor, damping: float) -> tuple[Tensor | None, float]:
-    """The upper Cholesky factor of the inverse of the damped Hessian, and the damping it took."""
-    mean = hessian.diagonal().mean()
+def inverse_factor(hessian: Tensor, damping: float) -> tuple[Tensor | None, float]:
+    """The upper Cholesky factor of the inverse of the damped Hessian, and the damping it took.
+
+    A zero on the diagonal (a column that no input ever reached) counts as the mean diagonal. Row i
+    of the factor says how column i's error is spread over the columns after it. None when even a
+    damping of 1 gives no factor.
+    """
+    diagonal = hessian.diagonal()
+    diagonal = torch.where(diagonal == 0, diagonal.mean().clamp(min=1e-12), diagonal)
+    mean = diagonal.mean()
     while damping <= MAX_DAMPING:
         damped = hessian.clone()
-        damped.diagonal().add_(damping * mean)
+        damped.diagonal().copy_(diagonal + damping * mean)
         lower, failed = torch.linalg.cholesky_ex(damped)
         if not failed:
             inverse = torch.cholesky_inverse(lower)
