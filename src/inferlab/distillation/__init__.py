@@ -1,0 +1,1 @@
+"""Distillation: a classifier's teacher and students, and training on generated questions."""
