@@ -102,14 +102,20 @@ def lower_states(model: TextClassifier, tokens: Tensor, layers: int) -> Tensor:
 
 @torch.inference_mode()
 def score(model: TextClassifier, documents: Documents, states: Tensor, first: int) -> Scored:
-    """Go on from `states`, those before layer `first`, to logits and features."""
+    """Go on from `states`, those before layer `first`, to logits and features.
+
+    The features' first half is of the middle layer, or of layer `first` when that is above it.
+    """
+    middle = max(first, len(model.layers) // 2)
     logits, features = [], []
     with torch.autocast(device().type, dtype=torch.bfloat16):
         for part, lower in zip(documents.tokens.split(BATCH), states.split(BATCH), strict=True):
             part, lower = part.to(device()), lower.to(device())
-            last = model.run(lower, model.blocked(part), first)
+            blocked = model.blocked(part)
+            half = model.run(lower, blocked, first, middle)
+            last = model.run(half, blocked, middle)
             logits.append(model.head(last).cpu())
-            means = [token_mean(one, part != model.pad) for one in (lower, last)]
+            means = [token_mean(one, part != model.pad) for one in (half, last)]
             features.append(torch.stack(means, 1).bfloat16().cpu())
     return Scored(documents, torch.cat(logits), torch.cat(features))
 

@@ -106,7 +106,7 @@ class TextClassifier(nn.Module):
 
     def forward(self, tokens: Tensor, head_masks: Sequence[Tensor] | None = None) -> Tensor:
         """Logits fp32 [documents, labels] of tokens [documents, tokens]."""
-        return self.head(self.run(self.embed(tokens), self.blocked(tokens), 0, head_masks))
+        return self.head(self.run(self.embed(tokens), self.blocked(tokens), head_masks=head_masks))
 
     def embeddings(self) -> tuple[nn.Module, ...]:
         """The modules below the first layer."""
@@ -127,10 +127,11 @@ class TextClassifier(nn.Module):
         states: Tensor,
         blocked: Tensor,
         first: int = 0,
+        stop: int | None = None,
         head_masks: Sequence[Tensor] | None = None,
     ) -> Tensor:
-        """The states after the layers from `first` on."""
-        for number, layer in enumerate(self.layers[first:], start=first):
+        """The states after the layers from `first` to before `stop` (none: all that follow)."""
+        for number, layer in enumerate(self.layers[first:stop], start=first):
             states = layer(states, blocked, head_masks[number] if head_masks else None)
         return states
 
