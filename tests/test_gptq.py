@@ -5,7 +5,8 @@ import torch
 from torch import Tensor
 
 from inferlab.quantization.affine import Grid, minmax_grid, quantize, searched_grid
-from inferlab.quantization.gptq import output_error, solve
+from inferlab.quantization.gptq import inverse_factor, output_error, solve
+from inferlab.quantization.naive import solve_naively, steps
 
 COLUMNS = 96  # more than one block of the column loop
 GROUP = 32
@@ -21,25 +22,6 @@ def correlated(tokens: int = 400, columns: int = COLUMNS, seed: int = 0) -> tupl
     return weight, 2 * inputs.t() @ inputs / tokens
 
 
-def naive(weight: Tensor, hessian: Tensor, grid: Grid, damping: float, order: Tensor) -> Tensor:
-    """Codes by the paper's equations (2) and (3), in double precision, one column after another.
-
-    Each column's error over [H⁻¹]qq is spread over the columns that are left, then row and column
-    q are eliminated from the full inverse.
-    """
-    work, codes = weight.double().clone(), torch.zeros_like(weight, dtype=torch.uint8)
-    damped = hessian.double() + damping * hessian.diagonal().mean() * torch.eye(len(hessian))
-    inverse = torch.linalg.inv(damped)
-    scale, zero = grid.columns(grid.scale).double(), grid.columns(grid.zero).double()
-    for q in order.tolist():
-        code = torch.round(work[:, q] / scale[:, q] + zero[:, q]).clamp(0, 2**grid.bits - 1)
-        codes[:, q] = code.to(torch.uint8)
-        error = (work[:, q] - (code - zero[:, q]) * scale[:, q]) / inverse[q, q]
-        work -= torch.outer(error, inverse[q])
-        inverse = inverse - torch.outer(inverse[:, q], inverse[q]) / inverse[q, q]
-    return codes
-
-
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("activation_order", [True, False])
 def test_equals_the_naive_reference(activation_order: bool, symmetric: bool) -> None:
@@ -49,12 +31,35 @@ def test_equals_the_naive_reference(activation_order: bool, symmetric: bool) -> 
     if activation_order:
         order = torch.argsort(hessian.diagonal(), descending=True)
     solution = solve(weight, hessian, grid, damping=0.01, activation_order=activation_order)
-    expected = naive(weight, hessian, grid, 0.01, order)
+    expected = solve_naively(weight, hessian, grid, 0.01, order).codes
     assert torch.equal(solution.quantized.codes, expected)
     assert not torch.equal(expected, quantize(weight, grid).codes)
     assert solution.damping == 0.01
     assert not solution.fell_back
     assert solution.dead_columns == 0
+
+
+def test_steps_are_elimination_by_hand() -> None:
+    """H⁻¹ = [[2, −1], [−1, 2]]/3: 1.4 leaves 0.4, of which 0.4·(1/3)/(2/3) = 0.2 moves on."""
+    grid = Grid(torch.ones(1, 1), torch.full((1, 1), 8.0), 4, 2)
+    hessian = torch.tensor([[2.0, 1.0], [1.0, 2.0]])
+    weight = torch.tensor([[1.4, 1.4]], dtype=torch.float64)
+    first, second = steps(weight, hessian, grid, 0.0, torch.arange(2))
+    assert (first.column, first.codes.tolist(), second.codes.tolist()) == (0, [9], [10])
+    assert first.inverse.tolist() == pytest.approx([2 / 3, -1 / 3])
+    assert first.errors.item() == pytest.approx(0.4)
+    assert first.shifts.tolist() == [pytest.approx([0, 0.2])]
+    assert second.weights.item() == pytest.approx(1.6)
+    assert second.inverse.tolist() == pytest.approx([0, 1 / 2])
+
+
+def test_inverse_factor_is_the_upper_cholesky_factor_of_the_inverse() -> None:
+    _, hessian = correlated()
+    factor, damping = inverse_factor(hessian.double(), 0.01)
+    assert factor is not None
+    wide = hessian.double() + damping * hessian.double().diagonal().mean() * torch.eye(COLUMNS)
+    expected = torch.linalg.cholesky(torch.linalg.inv(wide), upper=True)
+    torch.testing.assert_close(factor, expected)
 
 
 def test_two_columns_by_hand() -> None:

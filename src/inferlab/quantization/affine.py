@@ -85,19 +85,25 @@ def minmax_grid(weight: Tensor, bits: int, group_size: int, symmetric: bool) -> 
 
 
 def searched_grid(
-    weight: Tensor, bits: int, group_size: int, symmetric: bool, importance: Tensor | None = None
+    weight: Tensor,
+    bits: int,
+    group_size: int,
+    symmetric: bool,
+    importance: Tensor | None = None,
+    signed: bool = True,
 ) -> Grid:
     """Shrink each group's range to where its squared error is least.
 
     `importance` [columns] weighs the error of a column, for instance by the diagonal of the
-    Hessian. Symmetric grids try both signs of the scale; asymmetric ones keep their zero point.
+    Hessian. Symmetric grids try both signs of the scale if `signed`; asymmetric ones keep their
+    zero point.
     """
     full = minmax_grid(weight, bits, group_size, symmetric)
     groups = weight.float().unflatten(1, (-1, group_size))
     weights = None if importance is None else importance.float().view(-1, group_size)
     best_error = torch.full_like(full.scale, torch.inf)
     best_scale = full.scale.clone()
-    signs = (1.0, -1.0) if symmetric else (1.0,)
+    signs = (1.0, -1.0) if symmetric and signed else (1.0,)
     for shrink in torch.linspace(1.0, SEARCH_FLOOR, SEARCH_STEPS).tolist():
         for sign in signs:
             scale = full.scale * (shrink * sign)

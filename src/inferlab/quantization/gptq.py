@@ -69,24 +69,31 @@ def output_error(weight: Tensor, approximation: Tensor, hessian: Tensor) -> floa
 def inverse_factor(hessian: Tensor, damping: float) -> tuple[Tensor | None, float]:
     """The upper Cholesky factor of the inverse of the damped Hessian, and the damping it took.
 
-    A zero on the diagonal (a column that no input ever reached) counts as the mean diagonal. Row i
-    of the factor says how column i's error is spread over the columns after it. None when even a
-    damping of 1 gives no factor.
+    Row i of the factor says how column i's error is spread over the columns after it. With H = A·Aᵀ
+    and A upper it is A⁻¹, so the inverse itself is never formed. None when even a damping of 1
+    gives no factor.
+    """
+    identity = torch.eye(len(hessian), dtype=hessian.dtype)
+    while damping <= MAX_DAMPING:
+        lower, failed = torch.linalg.cholesky_ex(damped(hessian, damping).flip(0, 1))
+        if not failed:
+            factor = torch.linalg.solve_triangular(lower.flip(0, 1), identity, upper=True)
+            if torch.isfinite(factor).all():
+                return factor, damping
+        damping *= 10
+    return None, damping
+
+
+def damped(hessian: Tensor, damping: float) -> Tensor:
+    """The Hessian with `damping` times its mean diagonal added to the diagonal.
+
+    A zero on the diagonal (a column that no input ever reached) counts as the mean diagonal.
     """
     diagonal = hessian.diagonal()
     diagonal = torch.where(diagonal == 0, diagonal.mean().clamp(min=1e-12), diagonal)
-    mean = diagonal.mean()
-    while damping <= MAX_DAMPING:
-        damped = hessian.clone()
-        damped.diagonal().copy_(diagonal + damping * mean)
-        lower, failed = torch.linalg.cholesky_ex(damped)
-        if not failed:
-            inverse = torch.cholesky_inverse(lower)
-            upper, failed = torch.linalg.cholesky_ex(inverse, upper=True)
-            if not failed and torch.isfinite(upper).all():
-                return upper, damping
-        damping *= 10
-    return None, damping
+    result = hessian.clone()
+    result.diagonal().copy_(diagonal + damping * diagonal.mean())
+    return result
 
 
 def _quantize_columns(
