@@ -5,7 +5,8 @@ from pathlib import Path
 
 from inferlab.evaluation.harness import Scorer, run_tasks
 from inferlab.evaluation.perplexity import EvaluateParams, perplexity
-from inferlab.models.loading import load_model, load_tokenizer
+from inferlab.models.loading import load_tokenizer
+from inferlab.models.scoring import load_for_scoring
 from inferlab.run import stage
 from inferlab.store import folder_bytes, load_tensors, read_card
 
@@ -15,7 +16,7 @@ def main(variant: str) -> None:
     folder = Path("models") / variant
     with stage("evaluate", EvaluateParams, variant, section="evaluate") as run:
         with run.timed("load"):
-            model = load_model(folder, run.threads)
+            model = load_for_scoring(folder, run.threads)
         windows = load_tensors(Path("data/windows/heldout.safetensors"))
         with run.timed("perplexity"):
             score = perplexity(model, windows, run.params.batch)

@@ -30,7 +30,12 @@ from inferlab.store import open_checkpoint, read_json, save_tensors, write_json
 
 ROOT = Path(__file__).parent.parent
 SECTIONS = yaml.safe_load((ROOT / "params.yaml").read_text())["quantize"]
-PLAIN: dict[str, Any] = {"scale_search": False, "smoothing": 0.0, "compensation": False}
+PLAIN: dict[str, Any] = {
+    "scale_search": False,
+    "smoothing": "none",
+    "alpha": 0.5,
+    "compensation": False,
+}
 
 
 def section(variant: str, **changes: Any) -> Any:

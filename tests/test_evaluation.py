@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from inferlab.errors import InferlabError
-from inferlab.evaluation.harness import Scorer, run_tasks
+from inferlab.evaluation.harness import Row, Scorer, run_tasks
 from inferlab.evaluation.perplexity import Perplexity, perplexity, token_nats
 from inferlab.evaluation.tasks import write_task
 
@@ -38,11 +38,12 @@ def windows(count: int = 3, length: int = 50) -> dict[str, Tensor]:
 
 
 def pairs(seed: int = 0) -> Pairs:
-    """Contexts and continuations of many lengths, one of each of a single token."""
+    """Contexts and continuations of many lengths, some of a single token, one context shared."""
     generator = torch.Generator().manual_seed(seed)
     lengths = [(5, 2), (1, 1), (40, 3), (12, 9), (12, 1), (3, 30), (7, 7)]
     ids = [torch.randint(3, 512, (a + b,), generator=generator).tolist() for a, b in lengths]
-    return [(row[:a], row[a:]) for row, (a, _) in zip(ids, lengths, strict=True)]
+    apart = [(row[:a], row[a:]) for row, (a, _) in zip(ids, lengths, strict=True)]
+    return [*apart, (apart[3][0], apart[5][1]), (apart[3][0], apart[0][1]), (apart[3][0], [9])]
 
 
 def scorer(model: PreTrainedModel, folder: Path, batch_tokens: int = 100) -> Scorer:
@@ -162,9 +163,23 @@ def test_batches_hold_every_request_once_within_the_limit(
     one = scorer(model, folder, batch_tokens=50)
     requests = [(None, context, continuation) for context, continuation in pairs()]
     one._loglikelihood_tokens(requests)
-    alone = sum(len(context) + len(continuation) - 1 for context, continuation in pairs())
-    padded = one.scored_tokens
-    assert alone <= padded < 1.5 * alone
+    contexts = {tuple(context) for context, _ in pairs()}
+    shared = sum(map(len, contexts)) + sum(len(continuation) - 1 for _, continuation in pairs())
+    assert shared <= one.scored_tokens < 1.5 * shared
+
+
+def test_a_row_holds_its_context_once() -> None:
+    row = Row([5, 6], [[7, 8, 9], [3], [4, 2]], [0, 1, 2])
+    assert row.tokens == [5, 6, 7, 8, 4]
+    assert row.positions == [0, 1, 2, 3, 2]
+    assert list(row.places()) == [[1, 2, 3], [1], [1, 4]]
+    assert row.visible().int().tolist() == [
+        [1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0],
+        [1, 1, 1, 0, 0],
+        [1, 1, 1, 1, 0],
+        [1, 1, 0, 0, 1],
+    ]
 
 
 def test_tasks_give_accuracy_and_its_standard_error(

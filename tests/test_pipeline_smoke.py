@@ -15,6 +15,8 @@ from transformers import AutoTokenizer
 
 from inferlab.data.windows import cut_windows, tokenise
 from inferlab.evaluation.tasks import write_task
+from inferlab.models.loading import load_model
+from inferlab.models.scoring import load_for_scoring
 from inferlab.quantization.methods import METHODS
 from inferlab.store import load_tensors, open_checkpoint, save_tensors
 from stages import calibrate, evaluate, quantize
@@ -152,6 +154,18 @@ def test_perplexities_agree_with_each_other(architecture: Architecture) -> None:
         words, size = float(heldout["words"].sum()), float(heldout["bytes"].sum())
         assert math.log(found["word_perplexity"]) == pytest.approx(nats / words, rel=1e-5)
         assert found["bits_per_byte"] == pytest.approx(nats / size / math.log(2), rel=1e-5)
+
+
+@torch.no_grad()
+def test_what_is_scored_is_what_a_stranger_loads(architecture: Architecture) -> None:
+    tokens = load_tensors(Path("data/windows/heldout.safetensors"))["input_ids"][:2].long()
+    for variant in ("base", *architecture.variants):
+        folder = Path("models", variant)
+        loaded = [load(folder, threads=1) for load in (load_for_scoring, load_model)]
+        ours, theirs = (model(tokens).logits.float() for model in loaded)
+        # Both round activations to 8 bits, one by 1/127 and the other by 2/255 of the maximum.
+        limit = 0.05 if variant.startswith(("int8", "mixed")) else 0.02
+        assert float((ours - theirs).std() / theirs.std()) < limit, variant
 
 
 def test_error_compensation_pays(architecture: Architecture) -> None:

@@ -10,7 +10,7 @@ from inferlab.calibration.capture import run_blocks
 from inferlab.calibration.statistics import Calibration
 from inferlab.models.adapters import linear_groups
 from inferlab.models.loading import load_model
-from inferlab.quantization.smoothing import smooth
+from inferlab.quantization.smoothing import fixed, searched, smooth
 from inferlab.store import Checkpoint, open_checkpoint, save_checkpoint
 
 WINDOWS = torch.randint(3, 512, (4, 64), generator=torch.Generator().manual_seed(0)).int()
@@ -53,7 +53,7 @@ def logits(folder: Path) -> Tensor:
 def test_smoothed_model_computes_the_same(
     outlying: Checkpoint, tmp_path: Path, alpha: float
 ) -> None:
-    smoothed, _ = smooth(outlying, calibrated(outlying, tmp_path / "before"), alpha)
+    smoothed, _ = smooth(outlying, calibrated(outlying, tmp_path / "before"), fixed(alpha))
     again = saved(smoothed, tmp_path / "smoothed")
     changed = [n for n in again.names if not torch.equal(again.tensor(n), outlying.tensor(n))]
     assert "model.layers.0.self_attn.q_proj.weight" in changed
@@ -61,7 +61,7 @@ def test_smoothed_model_computes_the_same(
 
 
 def test_statistics_are_those_of_the_smoothed_model(outlying: Checkpoint, tmp_path: Path) -> None:
-    smoothed, promised = smooth(outlying, calibrated(outlying, tmp_path / "before"), 0.5)
+    smoothed, promised = smooth(outlying, calibrated(outlying, tmp_path / "before"), fixed(0.5))
     again = saved(smoothed, tmp_path / "smoothed")
     measured = calibrated(again, tmp_path / "after")
     for group in linear_groups(again):
@@ -72,7 +72,7 @@ def test_statistics_are_those_of_the_smoothed_model(outlying: Checkpoint, tmp_pa
 
 def test_outliers_of_the_inputs_move_into_the_weights(outlying: Checkpoint, tmp_path: Path) -> None:
     before = calibrated(outlying, tmp_path / "before")
-    smoothed, after = smooth(outlying, before, 0.5)
+    smoothed, after = smooth(outlying, before, fixed(0.5))
     group = linear_groups(outlying)[0]
 
     def spread(values: Tensor) -> float:
@@ -89,5 +89,29 @@ def test_outliers_of_the_inputs_move_into_the_weights(outlying: Checkpoint, tmp_
 
 def test_original_is_left_as_it_was(outlying: Checkpoint, tmp_path: Path) -> None:
     before = {name: outlying.tensor(name).clone() for name in outlying.names}
-    smooth(outlying, calibrated(outlying, tmp_path / "before"), 0.5)
+    smooth(outlying, calibrated(outlying, tmp_path / "before"), fixed(0.5))
     assert all(torch.equal(outlying.tensor(name), before[name]) for name in before)
+
+
+def test_searched_scale_is_the_best_of_its_candidates(outlying: Checkpoint, tmp_path: Path) -> None:
+    before = calibrated(outlying, tmp_path / "before")
+    group = linear_groups(outlying)[0]
+    statistics = before.load(group)
+    weight = torch.cat(group.weights(outlying)).float()
+    sample = statistics["sample"].float()
+
+    def error(scale: Tensor) -> float:
+        inputs, scaled = sample / scale, weight * scale
+        step, width = (part.abs().amax(1, keepdim=True) for part in (inputs, scaled))
+        codes = torch.round(inputs / step * 127) @ torch.round(scaled / width * 127.5).t()
+        return float((codes * step * width.t() / 127 / 127.5 - sample @ weight.t()).square().mean())
+
+    best = error(searched(weight, statistics))
+    assert best < 0.5 * error(torch.ones(len(scale_of := fixed(0.5)(weight, statistics))))
+    assert best <= 1.01 * min(error(scale_of), error(fixed(0.75)(weight, statistics)))
+
+
+def test_searched_smoothing_computes_the_same(outlying: Checkpoint, tmp_path: Path) -> None:
+    smoothed, _ = smooth(outlying, calibrated(outlying, tmp_path / "before"), searched)
+    again = saved(smoothed, tmp_path / "smoothed")
+    torch.testing.assert_close(logits(again.folder), logits(outlying.folder), rtol=0, atol=0)

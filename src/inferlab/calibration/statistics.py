@@ -5,6 +5,7 @@ method maps one layer at a time:
   <group>.hessian       [in, in]  fp32, 2·XᵀX over the tokens, divided by their number
   <group>.minimum, .maximum, .mean, .square, .fourth  [in]  fp32, the moments of each column
   <group>.token_absmax  [tokens]  fp32, the largest magnitude of each token's input
+  <group>.sample        [tokens/31, in]  bf16, the inputs of every 31st token
 """
 
 import contextlib
@@ -20,29 +21,43 @@ from inferlab.models.adapters import LinearGroup
 from inferlab.store import load_tensors, save_tensors
 
 
+SAMPLE_STRIDE = 31
+
+
 class Accumulator:
-    """Sums over batches of inputs [tokens, in].
+    """Sums over batches of inputs [tokens, in] of the group of layers `name`.
 
     XᵀX is summed in fp32: in bf16 it would not be positive definite.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "a layer") -> None:
+        self.name = name
         self.tokens = 0
         self.sums: dict[str, Tensor] = {}
         self.absmax: list[Tensor] = []
+        self.sample: list[Tensor] = []
 
-    def observe(self, inputs: Tensor) -> None:
-        """Add a batch of inputs [tokens, in]."""
-        x = inputs.float()
+    def observe(self, inputs: Tensor, weights: Tensor | None = None) -> None:
+        """Add a batch of inputs [tokens, in], and of the `weights` [tokens] of these tokens."""
+        self.tokens += len(inputs)
+        self.absmax.append(inputs.abs().amax(1).float())
+        self.sample.append(inputs[::SAMPLE_STRIDE].bfloat16())
+        for rows in torch.arange(len(inputs)).split(CACHED_ROWS):
+            x = inputs[rows[0] : rows[-1] + 1].float()
+            self._observe_moments(x)
+            self._add("hessian", _gram(x))
+            if weights is not None:
+                part = weights[rows[0] : rows[-1] + 1]
+                self._add("weights", part.sum())
+                self._add("weighted_hessian", _gram(x.mul_(part.sqrt()[:, None])))
+
+    def _observe_moments(self, x: Tensor) -> None:
         squares = x.square()
-        self.tokens += len(x)
-        self.absmax.append(x.abs().amax(1))
-        with exact_products_of(inputs.dtype):
-            self._add("hessian", x.t() @ x)
         self._add("mean", x.sum(0))
-        self._add("fourth", squares.square().sum(0))
-        self._extreme("minimum", x.amin(0), torch.minimum)
-        self._extreme("maximum", x.amax(0), torch.maximum)
+        self._add("fourth", squares.square_().sum(0))
+        low, high = torch.aminmax(x, dim=0)
+        self._extreme("minimum", low, torch.minimum)
+        self._extreme("maximum", high, torch.maximum)
 
     def statistics(self) -> dict[str, Tensor]:
         """The finished statistics, by name. Raises InferlabError on a value that is not finite."""
@@ -55,10 +70,14 @@ class Accumulator:
             "square": hessian.diagonal() / 2,
             "fourth": self.sums["fourth"] / self.tokens,
             "token_absmax": torch.cat(self.absmax),
+            "sample": torch.cat(self.sample),
         }
         for name, value in result.items():
             if not torch.isfinite(value).all():
-                raise InferlabError(f"the {name} of the calibration inputs is not finite")
+                raise InferlabError(
+                    f"{self.name}: the {name} of the calibration inputs is not finite (NaN or "
+                    "infinity); the model overflows before this layer, check its weights"
+                )
         return result
 
     def _add(self, name: str, value: Tensor) -> None:

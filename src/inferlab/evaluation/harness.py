@@ -1,5 +1,7 @@
 """lm-eval tasks on a model: only the logits of the answers are computed, not of every position."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,52 @@ from inferlab.evaluation.tasks import load_tasks
 from inferlab.run import progress
 
 Scored = tuple[float, bool]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A context and its continuations, one after the other, as one sequence.
+
+    Each continuation sees the context and itself and stands at the positions after the context,
+    so it is scored as if it were alone, but the context is computed once.
+    """
+
+    context: list[int]
+    continuations: list[list[int]]
+    numbers: list[int]
+
+    @property
+    def tokens(self) -> list[int]:
+        """What is given to the model: no continuation's last token, whose logits nobody needs."""
+        return self.context + [token for part in self.continuations for token in part[:-1]]
+
+    @property
+    def length(self) -> int:
+        """Number of `tokens`."""
+        return len(self.context) + sum(len(part) - 1 for part in self.continuations)
+
+    @property
+    def positions(self) -> list[int]:
+        """The position of each token."""
+        start = len(self.context)
+        after = [start + place for part in self.continuations for place in range(len(part) - 1)]
+        return list(range(start)) + after
+
+    def visible(self) -> Tensor:
+        """May the token of a row see that of a column? Bool [length, length]."""
+        part = [0] * len(self.context)
+        for number, continuation in enumerate(self.continuations, start=1):
+            part += [number] * (len(continuation) - 1)
+        owner = torch.tensor(part)
+        causal = torch.ones(len(part), len(part), dtype=torch.bool).tril()
+        return causal & ((owner[:, None] == owner) | (owner == 0))
+
+    def places(self) -> Iterator[list[int]]:
+        """For each continuation, the tokens whose logits predict it."""
+        end = len(self.context)
+        for part in self.continuations:
+            yield [len(self.context) - 1, *range(end, end + len(part) - 1)]
+            end += len(part) - 1
 
 
 class Scorer(TemplateLM):
@@ -43,42 +91,48 @@ class Scorer(TemplateLM):
         self, requests: list[tuple[Any, list[int], list[int]]], **_: Any
     ) -> list[Scored]:
         """(log-likelihood, is it the greedy choice) of each continuation, in the order asked."""
-        order = sorted(
-            range(len(requests)), key=lambda i: len(requests[i][1]) + len(requests[i][2])
-        )
+        asked: dict[tuple[int, ...], list[int]] = {}
+        for number, (_key, context, _continuation) in enumerate(requests):
+            asked.setdefault(tuple(context), []).append(number)
+        rows = [
+            Row(list(context), [requests[number][2] for number in numbers], numbers)
+            for context, numbers in asked.items()
+        ]
         results: dict[int, Scored] = {}
-        for indices in progress(self._batches(requests, order), "tasks"):
-            pairs = [(requests[i][1], requests[i][2]) for i in indices]
-            results |= dict(zip(indices, self._score(pairs), strict=True))
-        return [results[i] for i in range(len(requests))]
+        for batch in progress(self._batches(rows), "tasks"):
+            numbers = [number for row in batch for number in row.numbers]
+            results |= dict(zip(numbers, self._score(batch), strict=True))
+        return [results[number] for number in range(len(requests))]
 
-    def _batches(self, requests: list[Any], order: list[int]) -> list[list[int]]:
+    def _batches(self, rows: list[Row]) -> list[list[Row]]:
         """Neighbours in length, at most `batch_tokens` tokens with padding."""
-        batches: list[list[int]] = [[]]
-        for i in order:
-            length = len(requests[i][1]) + len(requests[i][2])
-            if batches[-1] and (len(batches[-1]) + 1) * length > self._batch_tokens:
+        batches: list[list[Row]] = [[]]
+        for row in sorted(rows, key=lambda one: one.length):
+            if batches[-1] and (len(batches[-1]) + 1) * row.length > self._batch_tokens:
                 batches.append([])
-            batches[-1].append(i)
+            batches[-1].append(row)
         return batches
 
     @torch.inference_mode()
-    def _score(self, pairs: list[tuple[list[int], list[int]]]) -> list[Scored]:
-        """Padding stands on the right, where a causal model never looks back to it."""
-        rows = [context + continuation for context, continuation in pairs]
-        width = max(map(len, rows))
-        tokens = torch.zeros(len(rows), width - 1, dtype=torch.long)
-        for row, ids in enumerate(rows):
-            tokens[row, : len(ids) - 1] = torch.tensor(ids[:-1])
+    def _score(self, rows: list[Row]) -> list[Scored]:
+        width = max(row.length for row in rows)
+        tokens = torch.zeros(len(rows), width, dtype=torch.long)
+        positions = torch.zeros(len(rows), width, dtype=torch.long)
+        # Padding sees itself alone, so that its states stay finite.
+        visible = torch.eye(width, dtype=torch.bool).repeat(len(rows), 1, 1, 1)
+        for number, row in enumerate(rows):
+            tokens[number, : row.length] = torch.tensor(row.tokens)
+            positions[number, : row.length] = torch.tensor(row.positions)
+            visible[number, 0, : row.length, : row.length] = row.visible()
         self.scored_tokens += tokens.numel()
-        states = self._model.base_model(input_ids=tokens, use_cache=False)[0]
-        picked = [
-            states[row, len(context) - 1 : len(context) + len(continuation) - 1]
-            for row, (context, continuation) in enumerate(pairs)
-        ]
+        states = self._model.base_model(
+            input_ids=tokens, position_ids=positions, attention_mask=visible, use_cache=False
+        )[0]
+        picked = [states[n, places] for n, row in enumerate(rows) for places in row.places()]
         logits = self._model.get_output_embeddings()(torch.cat(picked)).float()
-        targets = torch.tensor([token for _, continuation in pairs for token in continuation])
-        return self._sums(logits.log_softmax(-1), targets, [len(part) for part in picked])
+        targets = [token for row in rows for part in row.continuations for token in part]
+        sizes = [len(part) for part in picked]
+        return self._sums(logits.log_softmax(-1), torch.tensor(targets), sizes)
 
     @staticmethod
     def _sums(log_probabilities: Tensor, targets: Tensor, sizes: list[int]) -> list[Scored]:

@@ -14,7 +14,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from inferlab.store import open_checkpoint
+from inferlab.store import Checkpoint, open_checkpoint
 
 
 def load_model(folder: Path, threads: int) -> PreTrainedModel:
@@ -22,15 +22,21 @@ def load_model(folder: Path, threads: int) -> PreTrainedModel:
 
     Raises InferlabError when the folder is no checkpoint of safetensors.
     """
-    open_checkpoint(folder, quantized=True)
+    checkpoint = open_checkpoint(folder, quantized=True)
     quieten()
     # gptqmodel wants two workers or more, whatever the cores, and refuses to start with less.
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(threads, 2)))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-    with torch.inference_mode():
-        # compressed-tensors unpacks in the first call of the whole model; callers use its parts.
-        model(input_ids=torch.zeros(1, 1, dtype=torch.long))
+    if quantization_method(checkpoint) == "compressed-tensors":
+        with torch.inference_mode():
+            # It unpacks in the first call of the whole model; callers use its parts.
+            model(input_ids=torch.zeros(1, 1, dtype=torch.long))
     return model
+
+
+def quantization_method(checkpoint: Checkpoint) -> str | None:
+    """`quant_method` of the checkpoint's config.json, or None."""
+    return checkpoint.config.get("quantization_config", {}).get("quant_method")
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:

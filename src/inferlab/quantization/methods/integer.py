@@ -12,7 +12,7 @@ from inferlab.quantization.affine import Grid, Quantized, minmax_grid, quantize,
 from inferlab.quantization.driver import Job, Layer, Report, quantize_checkpoint
 from inferlab.quantization.formats import Dequantized, Int8Format, storable_grid
 from inferlab.quantization.gptq import solve as solve_gptq
-from inferlab.quantization.smoothing import smooth
+from inferlab.quantization.smoothing import fixed, searched, smooth
 
 BITS = 8
 
@@ -23,7 +23,8 @@ class IntegerParams:
 
     granularity: Literal["tensor", "channel"]
     scale_search: bool
-    smoothing: Annotated[float, Field(ge=0, le=1)]
+    smoothing: Literal["none", "alpha", "searched"]
+    alpha: Annotated[float, Field(ge=0, le=1)]
     compensation: bool
 
 
@@ -36,8 +37,9 @@ def run(job: Job, params: IntegerParams) -> Report:
     adapter = adapter_for(job.checkpoint)
     per_channel = params.granularity == "channel"
     target = Dequantized(True) if adapter.transposed else Int8Format(per_channel)
-    if params.smoothing and not adapter.transposed:
-        smoothed, calibration = smooth(job.checkpoint, job.calibration, params.smoothing)
+    if params.smoothing != "none" and not adapter.transposed:
+        choose = searched if params.smoothing == "searched" else fixed(params.alpha)
+        smoothed, calibration = smooth(job.checkpoint, job.calibration, choose)
         job = replace(job, checkpoint=smoothed, calibration=calibration)
 
     def solve(layer: Layer, group_size: int) -> tuple[Quantized, bool]:
