@@ -145,9 +145,11 @@ def folder_bytes(folder: Path) -> int:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises InferlabError when the file holds anything else."""
+    """Read a JSON object. Raises InferlabError when it is missing or holds anything else."""
     try:
         content = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise InferlabError(f"{file} is missing; run the stage that writes it") from None
     except ValueError as error:
         raise InferlabError(f"{file} is not JSON: {error}") from None
     if not isinstance(content, dict):
