@@ -6,6 +6,7 @@ To add an architecture, add one `Adapter` to `ADAPTERS` under the `model_type` o
 import re
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from inferlab.errors import InferlabError, lookup
@@ -36,8 +37,17 @@ class LinearGroup:
     transposed: bool
 
     def weights(self, checkpoint: Checkpoint) -> list[Tensor]:
-        """One [out, in] matrix a layer, in the checkpoint's dtype."""
+        """One [out, in] matrix a layer, in the checkpoint's dtype.
+
+        Raises InferlabError naming the first layer with a weight that is not finite.
+        """
         tensors = [checkpoint.tensor(f"{layer}.weight") for layer in self.layers]
+        for layer, tensor in zip(self.layers, tensors, strict=True):
+            if not torch.isfinite(tensor).all():
+                raise InferlabError(
+                    f"{checkpoint.folder}: {layer} has a weight that is not finite (NaN or "
+                    "infinity); save the model again, in bf16 or fp32 if it was fp16"
+                )
         return [tensor.t() if self.transposed else tensor for tensor in tensors]
 
 
