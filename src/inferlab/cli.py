@@ -6,10 +6,12 @@ import typer
 
 from inferlab.economics.command import cost
 from inferlab.errors import InferlabError
+from inferlab.kvcache.command import kv
 from inferlab.reporting.variants import variants
 
 app = typer.Typer(add_completion=False)
 app.command("cost")(cost)
+app.command("kv")(kv)
 app.command("variants")(variants)
 
 

@@ -101,6 +101,16 @@ def share_of_peak(hardware: str, model: str, prefill_tokens_per_s: float) -> flo
     return needed / (float(specs.loc[hardware, "bf16_dense_tflops"]) * 1e12)
 
 
+def gpu_memory(hardware: str) -> int:
+    """Nominal bytes of memory of one GPU, whose maker's GB are GiB (80 GB: 81,920 MiB).
+
+    Raises InferlabError for an unknown one.
+    """
+    specs = _read("gpu_specs.csv").set_index("hardware")
+    gibibytes = lookup(specs["memory_gib"].to_dict(), hardware, "GPU")
+    return int(float(gibibytes) * 2**30)
+
+
 def measured_rates(path: Path) -> tuple[Rates, int]:
     """Rates from a metrics file of the serving stage, and how many of its requests failed.
 

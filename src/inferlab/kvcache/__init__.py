@@ -1,0 +1,1 @@
+"""The key-value cache: what it takes, and ways to make it smaller."""
