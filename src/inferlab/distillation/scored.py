@@ -45,6 +45,22 @@ def load_scored(folder: Path, split: str) -> Scored:
     return Scored(documents, tensors["logits"], tensors["features"])
 
 
+def save_answers(folder: Path, logits: Tensor, test: Scored, labels: Sequence[str]) -> None:
+    """Write a student's logits [seeds, documents, labels] of the test split, beside its labels.
+
+    Documents stand in the order of the teacher's test split.
+    """
+    tensors = {"logits": logits, "labels": test.documents.labels}
+    save_tensors(folder / "test.safetensors", tensors)
+    write_json(folder / MANIFEST, {"labels": list(labels)})
+
+
+def load_checked(folder: Path, split: str, labels: Sequence[str]) -> Scored:
+    """Like `load_scored`. Raises InferlabError unless the logits are of these labels."""
+    require_same_labels(load_labels(folder), labels, folder)
+    return load_scored(folder, split)
+
+
 def load_labels(folder: Path) -> tuple[str, ...]:
     """The names of the labels, in the order of the logits."""
     return tuple(read_json(folder / MANIFEST)["labels"])

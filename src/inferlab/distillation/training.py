@@ -47,14 +47,12 @@ def minimise(
     order = torch.cat([torch.randperm(rows, generator=generator) for _ in range(epochs)])
     batches = order[: max(1, round(settings.epochs * rows))].split(settings.batch)
     trained = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(
-        trained, settings.learning_rate, weight_decay=settings.weight_decay
-    )
+    rate, decay = settings.learning_rate, settings.weight_decay
+    optimizer = torch.optim.AdamW(trained, rate, weight_decay=decay, fused=True)
     model.train()
     losses = []
     for step, batch in enumerate(batches):
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate * _ramp(step, len(batches), settings.warmup)
+        optimizer.param_groups[0]["lr"] = rate * _ramp(step, len(batches), settings.warmup)
         with torch.autocast(device().type, dtype=torch.bfloat16):
             value = loss(batch)
         optimizer.zero_grad(set_to_none=True)
