@@ -1,0 +1,1 @@
+"""Pruning: fewer weights, heads or layers, and what each saves in bytes, time and quality."""
