@@ -90,14 +90,15 @@ def _with_choices(
 
 def _differs(candidate: str, question: str, choices: list[str]) -> bool:
     """Whether an answer may stand beside the choices: neither holds the other, word by word."""
-    words = f" {_normalised(candidate)} "
-    others = [f" {_normalised(choice)} " for choice in choices]
-    return words not in f" {_normalised(question)} " and not any(
+    words = f" {normalised(candidate)} "
+    others = [f" {normalised(choice)} " for choice in choices]
+    return words not in f" {normalised(question)} " and not any(
         words in other or other in words for other in others
     )
 
 
-def _normalised(text: str) -> str:
+def normalised(text: str) -> str:
+    """Lower case, without punctuation and articles, numbers up to ten as digits."""
     plain = re.sub(r"[^\w\s]", "", text.casefold())
     words = [word for word in plain.split() if word not in ("a", "an", "the")]
     return " ".join(DIGITS.get(word, word) for word in words)

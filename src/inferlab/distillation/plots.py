@@ -46,3 +46,33 @@ def plot_temperatures(rows: Sequence[Row], teacher_accuracy: float, path: Path) 
     right.set(xlabel="accuracy minus cross-entropy's, 95 % interval over documents and seeds")
     figure.savefig(path, format="png", dpi=120)
     plt.close(figure)
+
+
+def plot_amounts(table: Sequence[Row], path: Path) -> None:
+    """Perplexity and four-way accuracy against the pairs trained on, the spread over seeds."""
+    panels = {
+        "answer_perplexity": "answer perplexity",
+        "four_way_accuracy": "four-way accuracy",
+    }
+    figure, axes = plt.subplots(1, 2, figsize=(13, 5), layout="constrained")
+    curve = sorted(
+        (row for row in table if row["arm"].startswith("synthetic")), key=lambda row: row["pairs"]
+    )
+    for axis, (name, label) in zip(axes, panels.items(), strict=True):
+        series = {"synthetic": curve}
+        series |= {arm: [row for row in table if row["arm"] == arm] for arm in ("human", "mixture")}
+        for arm, rows in series.items():
+            spread = [row[f"{name}_std"] for row in rows]
+            axis.errorbar(
+                [row["pairs"] for row in rows],
+                [row[name] for row in rows],
+                spread,
+                marker="o",
+                capsize=3,
+                label=arm,
+            )
+        axis.axhline(table[0][name], color="grey", linestyle="--", label="untrained")
+        axis.set(xlabel="training pairs", ylabel=f"{label}, mean and std of seeds")
+    axes[0].legend()
+    figure.savefig(path, format="png", dpi=120)
+    plt.close(figure)
