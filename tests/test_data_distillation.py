@@ -17,6 +17,7 @@ from inferlab.distillation.generation import (
     Generated,
     GeneratorParams,
     Request,
+    asking_prompts,
     generation_prompts,
     question_prompt,
 )
@@ -133,6 +134,16 @@ def test_prompts_show_human_examples_and_end_with_the_start() -> None:
     assert prompts[1].endswith("\n\nTopic: sky\nQuestion: Who")
     assert all(prompt.count("Answer:") == 3 for prompt in prompts)
     assert prompts == generation_prompts(request)[0]
+
+
+def test_a_question_is_asked_without_its_answer_among_the_examples() -> None:
+    request = Request(Path("x"), 4, 1, HUMAN[:4], [], generator(), seed=0)
+    for row, prompt in zip(
+        HUMAN, asking_prompts(request, [r["question"] for r in HUMAN[:4]]), strict=False
+    ):
+        assert prompt.count(row["question"]) == 1
+        assert prompt.endswith(f"{row['question']}\nAnswer:")
+        assert prompt.count("Answer:") == 4
 
 
 @pytest.fixture(scope="module")

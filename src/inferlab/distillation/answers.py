@@ -35,6 +35,12 @@ class Texts:
     ends: Tensor
     states: Tensor
 
+    def take(self, rows: Sequence[int]) -> "Texts":
+        """Some of the texts, by their numbers."""
+        chosen = torch.tensor(rows)
+        parts = (self.tokens, self.starts, self.ends, self.states)
+        return Texts(*(part[chosen] for part in parts))
+
 
 class Learner:
     """A causal model with its last `trained` blocks and final norm in fp32, free to change."""

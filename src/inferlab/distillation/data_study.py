@@ -18,6 +18,9 @@ from inferlab.errors import InferlabError
 from inferlab.params import section
 from inferlab.run import progress
 
+SPREAD = ("answer_perplexity", "four_way_accuracy")
+"""Scores taken after every seed."""
+
 
 @section
 class DataDistillationParams:
@@ -100,15 +103,22 @@ def run_arms(
     params: DataDistillationParams,
     seed: int,
 ) -> list[dict[str, Any]]:
-    """One row an arm and seed, the untrained model first. Only whole sets are asked to answer."""
-    rows = [{"arm": "untrained", "pairs": 0, "seed": seed, **scores(learner, exam, params, True)}]
+    """One row an arm and seed, the untrained model first.
+
+    Greedy answers take longest: only whole sets are asked, and only after the first seed.
+    """
+    everything = {row["question"]: row for rows in sets.values() for row in rows}
+    place_of = {question: place for place, question in enumerate(everything)}
+    encoded = learner.encode(list(everything.values()))
+    table = [{"arm": "untrained", "pairs": 0, **scores(learner, exam, params, True)}]
     for name, pairs in progress(sets.items(), "arms"):
-        texts = learner.encode(pairs)
-        for number in range(seed, seed + params.seeds):
-            learner.train(texts, params.training, number)
-            found = scores(learner, exam, params, answers=not name.startswith("synthetic_"))
-            rows.append({"arm": name, "pairs": len(pairs), "seed": number, **found})
-    return rows
+        texts = encoded.take([place_of[row["question"]] for row in pairs])
+        for number in range(params.seeds):
+            learner.train(texts, params.training, seed + number)
+            answers = number == 0 and not name.startswith("synthetic_")
+            found = scores(learner, exam, params, answers)
+            table.append({"arm": name, "pairs": len(pairs), **found})
+    return table
 
 
 def scores(
@@ -121,8 +131,6 @@ def scores(
     found = {
         "answer_perplexity": float((nats / tokens).exp()),
         "four_way_accuracy": float((ranked == exam.labels).double().mean()),
-        "exact_match": float("nan"),
-        "f1": float("nan"),
     }
     if answers:
         said = learner.answer([row["question"] for row in exam.rows], params.answer_tokens)
@@ -139,10 +147,11 @@ def arm_means(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         own = [row for row in rows if row["arm"] == name]
         line: dict[str, Any] = {"arm": name, "pairs": own[0]["pairs"], "seeds": len(own)}
         for key in ("answer_perplexity", "four_way_accuracy", "exact_match", "f1"):
-            values = np.array([row[key] for row in own])
-            line[key] = float(values.mean())
-            line[f"{key}_std"] = float(values.std(ddof=1)) if len(values) > 1 else 0.0
-        table.append({key: "" if value != value else value for key, value in line.items()})
+            values = [row[key] for row in own if key in row]
+            line[key] = float(np.mean(values)) if values else ""
+            if key in SPREAD:
+                line[f"{key}_std"] = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+        table.append(line)
     return table
 
 

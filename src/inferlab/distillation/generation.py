@@ -100,15 +100,24 @@ def generation_prompts(request: Request) -> tuple[list[str], list[str]]:
     for number in range(request.generated):
         topic = request.params.topics[number % len(request.params.topics)]
         start = str(random.choice(request.params.starts))
-        count = min(request.params.examples, len(request.shown))
-        chosen = random.choice(len(request.shown), size=count, replace=False)
-        examples = "\n\n".join(
-            f"Question: {request.shown[i]['question']}\nAnswer: {request.shown[i]['answer']}"
-            for i in chosen
-        )
-        prompts.append(f"{examples}\n\nTopic: {topic}\nQuestion: {start}")
+        examples = shown_examples(request, random)
+        prompts.append(f"{examples}Topic: {topic}\nQuestion: {start}")
         starts.append(start)
     return prompts, starts
+
+
+def asking_prompts(request: Request, questions: Sequence[str]) -> list[str]:
+    """Prompts that ask the generator questions in the form that it wrote them, examples first."""
+    random = np.random.default_rng(request.seed)
+    return [shown_examples(request, random, one) + question_prompt(one) for one in questions]
+
+
+def shown_examples(request: Request, random: np.random.Generator, but: str = "") -> str:
+    """Human pairs of the training side, none of them the question `but`."""
+    pairs = [row for row in request.shown if row["question"] != but]
+    count = min(request.params.examples, len(pairs))
+    chosen = [pairs[place] for place in random.choice(len(pairs), size=count, replace=False)]
+    return "".join(f"{question_prompt(row['question'])} {row['answer']}\n\n" for row in chosen)
 
 
 def question_prompt(question: str) -> str:
@@ -144,9 +153,9 @@ def _session(request: Request) -> Generated:
     texts = [start + text for start, text in zip(starts, rest, strict=True)]
     filtered = filter_pairs(texts, request.shown, request.test)
     asked = [filtered.kept[: request.asked], request.shown[: request.asked]]
-    questions = [question_prompt(row["question"]) for rows in asked for row in rows]
+    questions = [row["question"] for rows in asked for row in rows]
     greedy = SamplingParams(temperature=0, max_tokens=params.max_new_tokens, stop=["\n"])
-    answers = _texts(engine, questions, greedy)
+    answers = _texts(engine, asking_prompts(request, questions), greedy)
     return Generated(filtered, answers[: len(asked[0])], answers[len(asked[0]) :])
 
 
