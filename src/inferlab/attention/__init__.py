@@ -1,0 +1,1 @@
+"""Attention: exact but tiled, and with fewer KV heads."""

@@ -1,0 +1,1 @@
+"""What an operation takes: memory, time, kernels."""
