@@ -33,10 +33,10 @@ class Int8Linear(nn.Module):
         self.register_buffer("bias", bias)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """`inputs` [..., in], bf16; returns [..., out], bf16."""
+        """`inputs` [..., in], fp32 or bf16; returns [..., out] in their dtype."""
         x = inputs.flatten(0, -2).float()
         step = x.abs().amax(1, keepdim=True).clamp_(min=1e-12) / LEVELS
-        codes = x.div_(step).round_().to(torch.int8)
+        codes = x.div(step).round_().to(torch.int8)  # not in place: x may be the inputs
         sums = torch._int_mm(codes, self.weight).float()
         outputs = sums.mul_(step).mul_(self.scale)
         if self.bias is not None:
