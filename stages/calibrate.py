@@ -1,12 +1,12 @@
-"""One pass of the calibration text through the model: the statistics that every method reads."""
+"""Calibration text through the model, and its gradients back: what every method reads."""
 
 from pathlib import Path
 
-from inferlab.calibration.capture import CalibrateParams, run_blocks
-from inferlab.calibration.statistics import Calibration, overview, summary
+from inferlab.calibration.capture import CalibrateParams, calibrate
+from inferlab.calibration.statistics import Calibration, summary
 from inferlab.errors import InferlabError
 from inferlab.models.loading import quieten
-from inferlab.run import progress, stage
+from inferlab.run import stage
 from inferlab.store import load_tensors, open_checkpoint
 
 
@@ -23,13 +23,8 @@ def main() -> None:
             )
         windows = prepared[: run.params.windows]
         calibration = Calibration(run.folder("data/calibration"))
-        rows = []
         with run.timed("forward"):
-            blocks = run_blocks(checkpoint, windows, run.params.batch)
-            for number, observed in enumerate(progress(blocks, "calibrate")):
-                statistics = {name: inputs.statistics() for name, inputs in observed.items()}
-                calibration.save(number, statistics)
-                rows += overview(statistics)
+            rows = calibrate(checkpoint, windows, run.params, calibration)
         run.table("plots/calibrate/inputs.csv", rows)
         run.metrics("metrics/calibrate.json", summary(rows))
 

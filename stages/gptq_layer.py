@@ -14,7 +14,10 @@ def main() -> None:
     with stage("gptq_layer", study.GptqLayerParams) as run:
         layer, params = run.params.layer, run.params.gptq
         subject = study.load_subject(
-            open_checkpoint(Path("models/base")), Calibration(Path("data/calibration")), layer
+            open_checkpoint(Path("models/base")),
+            Calibration(Path("data/calibration")),
+            layer,
+            params,
         )
         run.table("plots/gptq_layer/steps.csv", study.step_table(subject, params, run.params.row))
         run.table("plots/gptq_layer/options.csv", study.option_table(subject, params))

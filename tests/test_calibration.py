@@ -12,9 +12,16 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from inferlab.calibration.capture import run_blocks
-from inferlab.calibration.statistics import Accumulator, Calibration, overview, summary
+from inferlab.calibration.statistics import (
+    GRAM_BLOCK,
+    Accumulator,
+    Calibration,
+    overview,
+    summary,
+)
 from inferlab.errors import InferlabError
 from inferlab.models.adapters import adapter_for, layer_names, linear_groups
+from inferlab.quantization.gptq import damped
 from inferlab.store import load_tensors, open_checkpoint, save_checkpoint, save_tensors
 from stages import calibrate
 
@@ -27,9 +34,9 @@ def folder(request: pytest.FixtureRequest) -> Path:
     return request.getfixturevalue(request.param)
 
 
-def captured(folder: Path, batch: int) -> dict[str, dict[str, Tensor]]:
-    blocks = run_blocks(open_checkpoint(folder), WINDOWS, batch)
-    return {name: seen.statistics() for block in blocks for name, seen in block.items()}
+def captured(folder: Path, batch: int, gradients: bool = False) -> dict[str, dict[str, Tensor]]:
+    blocks = run_blocks(open_checkpoint(folder), WINDOWS, batch, gradients)
+    return {name: seen.statistics() for _, block in blocks for name, seen in block.items()}
 
 
 def hooked(folder: Path) -> dict[str, Tensor]:
@@ -43,6 +50,51 @@ def hooked(folder: Path) -> dict[str, Tensor]:
     with torch.no_grad():
         model(WINDOWS.long())
     return inputs
+
+
+def differentiated(folder: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Inputs [tokens, in] and norms of the loss gradient at the outputs [tokens], by layer."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    inputs: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
+    for name in layer_names(linear_groups(open_checkpoint(folder))):
+
+        def keep(_: object, given: tuple[Tensor], output: Tensor, name: str = name) -> None:
+            inputs[name], outputs[name] = given[0].detach().flatten(0, 1).float(), output
+            output.retain_grad()
+
+        model.get_submodule(name).register_forward_hook(keep)
+    logits = model(WINDOWS.long()).logits[:, :-1].float()
+    targets = WINDOWS[:, 1:].long()
+    torch.nn.functional.cross_entropy(
+        logits.flatten(0, 1), targets.flatten(), reduction="sum"
+    ).backward()
+    return inputs, {n: out.grad.flatten(0, 1).float().norm(dim=1) for n, out in outputs.items()}
+
+
+def test_weighted_sums_by_hand() -> None:
+    seen = Accumulator("h")
+    seen.observe(torch.tensor([[1.0, 2.0], [3.0, 0.0]]), torch.tensor([1.0, 3.0]))
+    seen.observe(torch.tensor([[0.0, 1.0]]), torch.tensor([4.0]))
+    # 1·[1, 2]ᵀ[1, 2] + 3·[3, 0]ᵀ[3, 0] + 4·[0, 1]ᵀ[0, 1] = [[28, 2], [2, 8]], over 8 and doubled
+    expected = torch.tensor([[28.0, 2.0], [2.0, 8.0]]) / 4
+    torch.testing.assert_close(seen.statistics()["weighted_hessian"], expected)
+    unweighted = torch.tensor([[10.0, 2.0], [2.0, 5.0]]) * 2 / 3
+    torch.testing.assert_close(seen.statistics()["hessian"], unweighted)
+
+
+@pytest.mark.parametrize("columns", [GRAM_BLOCK, GRAM_BLOCK + 7, 2 * GRAM_BLOCK + 1])
+def test_wide_inputs_are_multiplied_in_blocks(columns: int) -> None:
+    inputs = torch.randn(20, columns, generator=torch.Generator().manual_seed(0))
+    weights = torch.rand(20, generator=torch.Generator().manual_seed(1))
+    seen = Accumulator()
+    seen.observe(inputs, weights)
+    seen.observe(inputs, weights)
+    found = seen.statistics()
+    torch.testing.assert_close(found["hessian"], 2 * inputs.t() @ inputs / 20)
+    expected = 2 * (inputs.t() * weights) @ inputs / weights.sum()
+    torch.testing.assert_close(found["weighted_hessian"], expected)
+    assert torch.equal(found["hessian"], found["hessian"].t())
 
 
 def test_statistics_by_hand() -> None:
@@ -72,9 +124,9 @@ def test_hessian_of_bf16_inputs_is_summed_in_fp32() -> None:
 
 
 def test_value_that_is_not_finite_is_refused() -> None:
-    seen = Accumulator()
+    seen = Accumulator("h.3.mlp")
     seen.observe(torch.tensor([[1.0, float("inf")]]))
-    with pytest.raises(InferlabError, match="of the calibration inputs is not finite"):
+    with pytest.raises(InferlabError, match=r"^h\.3\.mlp: the .* inputs is not finite"):
         seen.statistics()
 
 
@@ -159,11 +211,44 @@ def test_batch_size_does_not_matter(folder: Path) -> None:
             assert len(found["token_absmax"]) == WINDOWS.numel()
 
 
-def test_blocks_come_in_order_with_their_groups(folder: Path) -> None:
-    blocks = list(run_blocks(open_checkpoint(folder), WINDOWS[:1], 1))
-    assert [len(block) for block in blocks] == [GROUPS_A_BLOCK, GROUPS_A_BLOCK]
-    for number, block in enumerate(blocks):
+@pytest.mark.parametrize("gradients", [False, True])
+def test_each_block_comes_once_with_its_groups(folder: Path, gradients: bool) -> None:
+    blocks = list(run_blocks(open_checkpoint(folder), WINDOWS[:1], 1, gradients))
+    assert [number for number, _ in blocks] == ([1, 0] if gradients else [0, 1])
+    for number, block in blocks:
+        assert len(block) == GROUPS_A_BLOCK
         assert all(f".{number}." in name for name in block)
+
+
+def test_gradients_change_nothing_but_add_the_weighted_hessian(folder: Path) -> None:
+    plain, both = captured(folder, 5), captured(folder, 5, gradients=True)
+    assert set(plain) == set(both)
+    for name, found in both.items():
+        assert set(found) - set(plain[name]) == {"weighted_hessian"}
+        torch.testing.assert_close(found["hessian"], plain[name]["hessian"])
+
+
+@pytest.mark.parametrize("batch", [2, 5])
+def test_tokens_are_weighed_by_the_gradient_of_the_loss(folder: Path, batch: int) -> None:
+    found = captured(folder, batch, gradients=True)
+    inputs, norms = differentiated(folder)
+    for group in linear_groups(open_checkpoint(folder)):
+        squares = torch.stack([norms[layer].square() for layer in group.layers]).sum(0)
+        weights, x = squares.sqrt(), inputs[group.layers[0]]
+        expected = 2 * (x.t() * weights) @ x / weights.sum()
+        scale = float(expected.diagonal().mean())
+        torch.testing.assert_close(
+            found[group.name]["weighted_hessian"], expected, rtol=5e-2, atol=3e-2 * scale
+        )
+        plain = 2 * x.t() @ x / len(x)
+        assert not torch.allclose(plain, expected, rtol=5e-2, atol=3e-2 * scale)
+
+
+def test_hessians_are_symmetric_and_positive_definite_once_damped(tiny_llama: Path) -> None:
+    for found in captured(tiny_llama, 2, gradients=True).values():
+        for name in ("hessian", "weighted_hessian"):
+            assert torch.equal(found[name], found[name].t())
+            assert not torch.linalg.cholesky_ex(damped(found[name], 1e-4)).info
 
 
 def test_dead_inputs_of_a_real_layer_are_reported(tiny_llama: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from inferlab.calibration.capture import run_blocks
+from inferlab.calibration.capture import CalibrateParams, calibrate
 from inferlab.calibration.statistics import Calibration
 from inferlab.errors import InferlabError
 from inferlab.models.adapters import layer_names, linear_groups
@@ -64,8 +64,7 @@ def make_job(
             windows = torch.randint(3, 512, (6, 64), generator=torch.Generator().manual_seed(0))
             save_tensors(folder / "calibration.safetensors", {"input_ids": windows.int()})
             calibration = Calibration(folder)
-            for number, block in enumerate(run_blocks(checkpoint, windows[:4], 4)):
-                calibration.save(number, {key: seen.statistics() for key, seen in block.items()})
+            calibrate(checkpoint, windows[:4], CalibrateParams(4, 4, True), calibration)
             calibrations[name] = calibration, folder / "calibration.safetensors"
         calibration, windows_file = calibrations[name]
         output = tmp_path_factory.mktemp(f"{name}_variant")

@@ -23,6 +23,7 @@ PARAMS = GptqParams(
     bits=4,
     group_size=GROUP,
     symmetric=True,
+    token_weights="none",
     damping=0.01,
     activation_order=True,
     scale_search="hessian",

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from inferlab.calibration.capture import run_blocks
+from inferlab.calibration.capture import CalibrateParams, calibrate
 from inferlab.calibration.statistics import Calibration
 from inferlab.models.adapters import linear_groups
 from inferlab.models.loading import load_model
@@ -19,8 +19,7 @@ WINDOWS = torch.randint(3, 512, (4, 64), generator=torch.Generator().manual_seed
 def calibrated(checkpoint: Checkpoint, folder: Path) -> Calibration:
     folder.mkdir()
     calibration = Calibration(folder)
-    for number, block in enumerate(run_blocks(checkpoint, WINDOWS, 4)):
-        calibration.save(number, {name: seen.statistics() for name, seen in block.items()})
+    calibrate(checkpoint, WINDOWS, CalibrateParams(4, 4, False), calibration)
     return calibration
 
 

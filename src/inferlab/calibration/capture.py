@@ -1,57 +1,27 @@
-"""Run a model over calibration text one decoder block at a time.
+"""What the linear layers of a model are given over calibration text, and how much it matters.
 
-Only one block's weights are in memory at once, so the need does not grow with depth: the hidden
-states of all windows go through block 0, then block 1, and so on.
+Without gradients one pass forward does. With them the hidden states before each block are kept,
+the loss is differentiated from the last block to the first (each run again, for its own graph),
+and a token's input to a layer is weighed by the norm of the loss gradient at the layer's output: a
+token on which the loss hardly depends may come out wrong. (Kim et al. 2025, "GuidedQuant",
+arXiv:2505.07004, weigh by the squared norm, which a few tokens dominate.)
 """
 
-import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
-from accelerate import init_empty_weights
 from pydantic import Field
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
-from transformers import AutoConfig, AutoModelForCausalLM
 
-from inferlab.calibration.statistics import Accumulator
-from inferlab.models.adapters import adapter_for, linear_groups
+from inferlab.calibration.blocks import Batch, BlockwiseModel
+from inferlab.calibration.statistics import Accumulator, Calibration, overview
+from inferlab.models.adapters import LinearGroup, linear_groups
 from inferlab.params import section
+from inferlab.run import progress
 from inferlab.store import Checkpoint
 
-
-class _StopForwardError(Exception):
-    """Raised by the stand-in for block 0, once it has seen what block 0 would be given."""
-
-
-@dataclass
-class _Call:
-    """The arguments of one block for one batch of windows; `hidden` moves on block by block."""
-
-    hidden: Tensor
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
-class _StandIn(nn.Module):
-    """Stands where block 0 was and keeps what it is called with."""
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
-        self.calls: list[_Call] = []
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(super().__getattr__("block"), name)
-
-    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> None:
-        self.calls.append(_Call(hidden, args, kwargs))
-        raise _StopForwardError
+Observed = dict[str, Accumulator]
 
 
 @section
@@ -60,64 +30,127 @@ class CalibrateParams:
 
     windows: Annotated[int, Field(gt=0)]
     batch: Annotated[int, Field(gt=0)]
+    gradients: bool
 
 
-@torch.inference_mode()
+def calibrate(
+    checkpoint: Checkpoint, windows: Tensor, params: CalibrateParams, calibration: Calibration
+) -> list[dict[str, float | str]]:
+    """Write the statistics of `windows` [windows, length], and return their overview by layer."""
+    rows: dict[int, list[dict[str, float | str]]] = {}
+    blocks = run_blocks(checkpoint, windows, params.batch, params.gradients)
+    for number, observed in progress(blocks, "calibrate"):
+        statistics = {name: seen.statistics() for name, seen in observed.items()}
+        calibration.save(number, statistics)
+        rows[number] = overview(statistics)
+    return [row for number in sorted(rows) for row in rows[number]]
+
+
 def run_blocks(
-    checkpoint: Checkpoint, windows: Tensor, batch: int
-) -> Iterator[dict[str, Accumulator]]:
+    checkpoint: Checkpoint, windows: Tensor, batch: int, gradients: bool
+) -> Iterator[tuple[int, Observed]]:
     """Pass `windows` [windows, length] through the model, `batch` windows at a time.
 
-    Yields after each block what its groups of linear layers were given, by group name.
+    Yields for each block its number and what its groups of linear layers were given, by group name;
+    the last block first where gradients are asked for.
     """
-    with init_empty_weights(include_buffers=False):
-        config = AutoConfig.for_model(**checkpoint.config)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    adapter = adapter_for(checkpoint)
-    blocks: nn.ModuleList = model.get_submodule(adapter.blocks)
-    calls = _calls_of_first_block(model, checkpoint, blocks, windows, batch)
+    model = BlockwiseModel(checkpoint)
     groups = linear_groups(checkpoint)
-    for number, block in enumerate(blocks):
-        _materialise(block, f"{adapter.blocks}.{number}", checkpoint)
-        observed = {group.name: Accumulator() for group in groups if group.block == number}
-        handles = [_attach(model.get_submodule(name), seen) for name, seen in observed.items()]
-        for call in calls:
-            result = block(call.hidden, *call.args, **call.kwargs)
-            call.hidden = result[0] if isinstance(result, tuple) else result
-        for handle in handles:
+    batches, states = model.start(windows, batch)
+    kept = [states]
+    for number in range(len(model.blocks)):
+        probes = [] if gradients else _probes(model, groups, number)
+        states = _forward(model, number, batches, states, probes)
+        if gradients:
+            kept.append(states)
+        else:
+            yield number, _observed(probes)
+    if gradients:
+        slopes = [model.loss_gradient(*pair) for pair in zip(kept.pop(), batches, strict=True)]
+        for number in reversed(range(len(model.blocks))):
+            probes = _probes(model, groups, number)
+            slopes = _backward(model, number, batches, kept.pop(), slopes, probes)
+            yield number, _observed(probes)
+
+
+class _Probe:
+    """Listens to a group of layers: their input, and the gradients at their outputs."""
+
+    def __init__(self, model: BlockwiseModel, group: LinearGroup) -> None:
+        self.name = group.name
+        self.seen = Accumulator(group.name)
+        self._inputs = torch.empty(0)
+        self._squares: list[Tensor] = []
+        layers = [model.layer(group.block, name) for name in group.layers]
+        self._handles = [layers[0].register_forward_pre_hook(self._see_input)]
+        self._handles += [layer.register_forward_hook(self._see_output) for layer in layers]
+
+    def flush(self) -> None:
+        """Add what the last batch has shown."""
+        norms = torch.stack(self._squares).sum(0).sqrt() if self._squares else None
+        self.seen.observe(self._inputs, norms)
+        self._squares.clear()
+
+    def remove(self) -> None:
+        """Listen no more."""
+        for handle in self._handles:
             handle.remove()
-        block.to("meta")
-        yield observed
+
+    def _see_input(self, _layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        self._inputs = inputs[0].detach().flatten(0, -2)
+
+    def _see_output(self, _layer: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        if output.requires_grad:
+            output.register_hook(self._see_gradient)
+
+    def _see_gradient(self, gradient: Tensor) -> None:
+        self._squares.append(gradient.flatten(0, -2).float().square().sum(1))
 
 
-def _calls_of_first_block(
-    model: nn.Module, checkpoint: Checkpoint, blocks: nn.ModuleList, windows: Tensor, batch: int
-) -> list[_Call]:
-    """What block 0 is called with, a batch of windows at a time."""
-    prefix = next(name for name, module in model.named_modules() if module is model.base_model)
-    for name, module in model.base_model.named_children():
-        if module is not blocks:
-            _materialise(module, f"{prefix}.{name}", checkpoint)
-    stand_in = _StandIn(blocks[0])
-    blocks[0] = stand_in
-    for chunk in windows.split(batch):
-        with contextlib.suppress(_StopForwardError):
-            model(input_ids=chunk.long(), use_cache=False)
-    blocks[0] = stand_in.block
-    return stand_in.calls
+def _probes(model: BlockwiseModel, groups: list[LinearGroup], number: int) -> list[_Probe]:
+    return [_Probe(model, group) for group in groups if group.block == number]
 
 
-def _materialise(module: nn.Module, prefix: str, checkpoint: Checkpoint) -> None:
-    """Give a module of empty weights its tensors from the checkpoint, in bf16."""
-    state = {
-        name: checkpoint.tensor(f"{prefix}.{name}").bfloat16()
-        for name, _ in module.named_parameters()
-    }
-    module.load_state_dict(state, assign=True, strict=False)
+def _observed(probes: list[_Probe]) -> Observed:
+    for probe in probes:
+        probe.remove()
+    return {probe.name: probe.seen for probe in probes}
 
 
-def _attach(layer: nn.Module, seen: Accumulator) -> RemovableHandle:
-    def hook(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        seen.observe(inputs[0].flatten(0, -2))
+@torch.no_grad()
+def _forward(
+    model: BlockwiseModel,
+    number: int,
+    batches: list[Batch],
+    states: list[Tensor],
+    probes: list[_Probe],
+) -> list[Tensor]:
+    """What block `number` makes of the hidden states of each batch."""
+    results = []
+    with model.block(number) as block:
+        for batch, state in zip(batches, states, strict=True):
+            results.append(model.run(block, state, batch))
+            for probe in probes:
+                probe.flush()
+    return results
 
-    return layer.register_forward_pre_hook(hook)
+
+def _backward(
+    model: BlockwiseModel,
+    number: int,
+    batches: list[Batch],
+    states: list[Tensor],
+    slopes: list[Tensor],
+    probes: list[_Probe],
+) -> list[Tensor]:
+    """From the loss gradients after block `number` to those before it."""
+    results = []
+    with model.block(number) as block:
+        for batch, state, slope in zip(batches, states, slopes, strict=True):
+            state = state.detach().requires_grad_()
+            with torch.enable_grad():
+                model.run(block, state, batch).backward(slope)
+            results.append(state.grad)
+            for probe in probes:
+                probe.flush()
+    return results

@@ -3,13 +3,14 @@
 One safetensors file a block, one entry a group of layers that read the same input, so that a
 method maps one layer at a time:
   <group>.hessian       [in, in]  fp32, 2·XᵀX over the tokens, divided by their number
+  <group>.weighted_hessian  [in, in]  fp32, the same with a weight a token, divided by their sum;
+                        only where gradients were asked for
   <group>.minimum, .maximum, .mean, .square, .fourth  [in]  fp32, the moments of each column
   <group>.token_absmax  [tokens]  fp32, the largest magnitude of each token's input
   <group>.sample        [tokens/31, in]  bf16, the inputs of every 31st token
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from inferlab.errors import InferlabError
 from inferlab.models.adapters import LinearGroup
 from inferlab.store import load_tensors, save_tensors
 
-
 SAMPLE_STRIDE = 31
+GRAM_BLOCK = 512
+"""Columns of a Hessian that are made at once; those below the diagonal are not made at all."""
 
 
 class Accumulator:
@@ -39,29 +41,22 @@ class Accumulator:
 
     def observe(self, inputs: Tensor, weights: Tensor | None = None) -> None:
         """Add a batch of inputs [tokens, in], and of the `weights` [tokens] of these tokens."""
-        self.tokens += len(inputs)
-        self.absmax.append(inputs.abs().amax(1).float())
+        x = inputs.float()
+        self.tokens += len(x)
+        self.absmax.append(x.abs().amax(1))
         self.sample.append(inputs[::SAMPLE_STRIDE].bfloat16())
-        for rows in torch.arange(len(inputs)).split(CACHED_ROWS):
-            x = inputs[rows[0] : rows[-1] + 1].float()
-            self._observe_moments(x)
-            self._add("hessian", _gram(x))
-            if weights is not None:
-                part = weights[rows[0] : rows[-1] + 1]
-                self._add("weights", part.sum())
-                self._add("weighted_hessian", _gram(x.mul_(part.sqrt()[:, None])))
-
-    def _observe_moments(self, x: Tensor) -> None:
-        squares = x.square()
+        self._add("hessian", _upper_gram(x))
         self._add("mean", x.sum(0))
-        self._add("fourth", squares.square_().sum(0))
-        low, high = torch.aminmax(x, dim=0)
-        self._extreme("minimum", low, torch.minimum)
-        self._extreme("maximum", high, torch.maximum)
+        self._add("fourth", x.square().square_().sum(0))
+        self._extreme("minimum", x.amin(0), torch.minimum)
+        self._extreme("maximum", x.amax(0), torch.maximum)
+        if weights is not None:
+            self._add("weights", weights.sum())
+            self._add("weighted_hessian", _upper_gram(x * weights.sqrt()[:, None]))
 
     def statistics(self) -> dict[str, Tensor]:
         """The finished statistics, by name. Raises InferlabError on a value that is not finite."""
-        hessian = self.sums["hessian"] * (2 / self.tokens)
+        hessian = _symmetric(self.sums["hessian"]) * (2 / self.tokens)
         result = {
             "hessian": hessian,
             "minimum": self.sums["minimum"],
@@ -72,6 +67,9 @@ class Accumulator:
             "token_absmax": torch.cat(self.absmax),
             "sample": torch.cat(self.sample),
         }
+        if "weighted_hessian" in self.sums:
+            scale = 2 / self.sums["weights"].clamp(min=1e-30)
+            result["weighted_hessian"] = _symmetric(self.sums["weighted_hessian"]) * scale
         for name, value in result.items():
             if not torch.isfinite(value).all():
                 raise InferlabError(
@@ -87,19 +85,18 @@ class Accumulator:
         self.sums[name] = value if name not in self.sums else better(self.sums[name], value)
 
 
-@contextlib.contextmanager
-def exact_products_of(dtype: torch.dtype) -> Iterator[None]:
-    """Let fp32 matrix products of bf16 values run on bf16 units: the same values, less time.
+def _upper_gram(x: Tensor) -> Tensor:
+    """XᵀX of x [tokens, in], its upper triangle at least: the rest is 0 in blocks."""
+    columns = x.shape[1]
+    result = torch.zeros(columns, columns)
+    for start in range(0, columns, GRAM_BLOCK):
+        stop = start + GRAM_BLOCK
+        result[start:stop, start:] = x[:, start:stop].t() @ x[:, start:]
+    return result
 
-    The product of two bf16 numbers is exact in fp32, and the sum stays in fp32.
-    """
-    settings = torch.backends.mkldnn.matmul
-    before = settings.fp32_precision
-    settings.fp32_precision = "bf16" if dtype == torch.bfloat16 else before
-    try:
-        yield
-    finally:
-        settings.fp32_precision = before
+
+def _symmetric(upper: Tensor) -> Tensor:
+    return upper.triu() + upper.triu(1).t()
 
 
 def overview(statistics: dict[str, dict[str, Tensor]]) -> list[dict[str, float | str]]:

@@ -13,7 +13,12 @@ from inferlab.models.adapters import linear_groups
 from inferlab.params import section
 from inferlab.quantization.affine import Quantized, quantize, resolve_group_size
 from inferlab.quantization.gptq import damped, output_error
-from inferlab.quantization.methods.gptq import GptqParams, first_grid, solve_layer
+from inferlab.quantization.methods.gptq import (
+    GptqParams,
+    chosen_hessian,
+    first_grid,
+    solve_layer,
+)
 from inferlab.quantization.naive import solve_naively, steps
 from inferlab.store import Checkpoint
 
@@ -37,12 +42,14 @@ class Subject:
     hessian: Tensor
 
 
-def load_subject(checkpoint: Checkpoint, calibration: Calibration, layer: str) -> Subject:
+def load_subject(
+    checkpoint: Checkpoint, calibration: Calibration, layer: str, params: GptqParams
+) -> Subject:
     """Raises InferlabError when the checkpoint has no such linear layer, with a suggestion."""
     groups = {name: group for group in linear_groups(checkpoint) for name in group.layers}
     group = lookup(groups, layer, "linear layer (params.yaml: gptq_layer.layer)")
     weight = group.weights(checkpoint)[group.layers.index(layer)].float()
-    return Subject(weight, calibration.load(group)["hessian"])
+    return Subject(weight, chosen_hessian(calibration.load(group), params))
 
 
 def baseline(subject: Subject, params: GptqParams) -> Quantized:

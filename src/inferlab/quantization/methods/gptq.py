@@ -1,11 +1,14 @@
 """GPTQ, our own, from the Hessians that `calibrate` stored: no forward pass of its own."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import Tensor
 
+from inferlab.errors import InferlabError
+from inferlab.models.adapters import linear_groups
 from inferlab.params import section
 from inferlab.quantization.affine import Grid, Quantized, minmax_grid, searched_grid
 from inferlab.quantization.driver import Job, Layer, Report, packed_format, quantize_checkpoint
@@ -21,6 +24,7 @@ class GptqParams:
     bits: Literal[2, 3, 4, 8]
     group_size: Annotated[int, Field(ge=0)]
     symmetric: bool
+    token_weights: Literal["none", "gradient"]
     damping: Annotated[float, Field(gt=0, le=1)]
     activation_order: bool
     scale_search: Literal["none", "weight", "hessian"]
@@ -29,15 +33,32 @@ class GptqParams:
 
 
 def run(job: Job, params: GptqParams) -> Report:
-    """Quantize with error compensation and save in the GPTQ format."""
+    """Quantize with error compensation and save in the GPTQ format.
+
+    Raises InferlabError before any work when the calibration has no gradients but they are needed.
+    """
     shape = params.bits, params.group_size, params.symmetric
+    chosen_hessian(job.calibration.load(linear_groups(job.checkpoint)[0]), params)
 
     def solver(layer: Layer, group_size: int) -> tuple[Quantized, bool]:
-        grid = first_grid(layer.weight, layer.statistics["hessian"], params, group_size)
-        solution = solve_layer(layer.weight, layer.statistics["hessian"], grid, params)
+        hessian = chosen_hessian(layer.statistics, params)
+        grid = first_grid(layer.weight, hessian, params, group_size)
+        solution = solve_layer(layer.weight, hessian, grid, params)
         return solution.quantized, solution.fell_back
 
     return quantize_checkpoint(job, solver, packed_format(job, *shape), *shape)
+
+
+def chosen_hessian(statistics: Mapping[str, Tensor], params: GptqParams) -> Tensor:
+    """The Hessian [in, in] that `token_weights` asks for: of all tokens alike, or weighted."""
+    if params.token_weights == "none":
+        return statistics["hessian"]
+    if "weighted_hessian" not in statistics:
+        raise InferlabError(
+            "gptq.token_weights is 'gradient', but the calibration was made without gradients; set "
+            "calibrate.gradients to true, or token_weights to none (params.yaml)"
+        )
+    return statistics["weighted_hessian"]
 
 
 def first_grid(weight: Tensor, hessian: Tensor, params: GptqParams, group_size: int) -> Grid:
