@@ -28,6 +28,11 @@ class Dense:
         return F.linear(inputs, self.weight, self.bias)
 
     @property
+    def ins(self) -> int:
+        """Size of the input."""
+        return self.weight.shape[1]
+
+    @property
     def dense(self) -> Tensor:
         """The weights, [out, in], fp32."""
         return self.weight.float()
@@ -57,6 +62,11 @@ class Int8:
         return product.unflatten(0, inputs.shape[:-1])
 
     @property
+    def ins(self) -> int:
+        """Size of the input."""
+        return self.codes.shape[1]
+
+    @property
     def dense(self) -> Tensor:
         """The weights, [out, in], fp32."""
         return self.codes * self.scale[:, None]
@@ -84,6 +94,16 @@ class Int4:
     def __call__(self, inputs: Tensor) -> Tensor:
         """`inputs` [..., in] to [..., out]."""
         return F.linear(inputs, self._weight(inputs.dtype), self.bias)
+
+    @property
+    def ins(self) -> int:
+        """Size of the input."""
+        return 2 * self.codes.shape[1]
+
+    @property
+    def group_size(self) -> int:
+        """Weights of a row that share a scale."""
+        return self.ins // self.scale.shape[1]
 
     @property
     def dense(self) -> Tensor:

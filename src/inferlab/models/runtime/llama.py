@@ -6,6 +6,7 @@ verify. Sequences may have different lengths, padded on either side.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +14,12 @@ from torch import Tensor
 
 from inferlab.models.runtime.cache import DTYPES, KVCache, Window
 from inferlab.models.runtime.config import LlamaConfig
+from inferlab.models.runtime.kernel import Kernel, kernel_for
 from inferlab.models.runtime.linear import Linear, Projection
 from inferlab.models.runtime.rope import rotate
 
+KERNEL_ROWS = 8
+"""Up to so many tokens in all, a pass goes through the compiled kernel."""
 Attention = Callable[[int, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -32,16 +36,30 @@ class Layer:
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
 
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """All linear layers of the block."""
+        return self.qkv, self.output, self.gate_up, self.down
+
 
 @dataclass(frozen=True)
 class Llama:
-    """A model ready to run. `embedding`: [vocabulary, hidden]; `head`: hidden to vocabulary."""
+    """A model ready to run. `embedding`: [vocabulary, hidden]; `head`: hidden to vocabulary.
+
+    Passes over few tokens use the compiled kernel where there is one, unless `compiled` is false.
+    """
 
     config: LlamaConfig
     embedding: Tensor
     layers: tuple[Layer, ...]
     norm: Tensor
     head: Linear
+    compiled: bool = True
+
+    @cached_property
+    def kernel(self) -> Kernel | None:
+        """The compiled pass over few tokens, if this model and machine have it."""
+        return kernel_for(self) if self.compiled else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,6 +86,8 @@ class Llama:
     @torch.inference_mode()
     def logits(self, states: Tensor) -> Tensor:
         """The head on `states` [..., hidden]: [..., vocabulary], fp32."""
+        if self.kernel and states.numel() <= KERNEL_ROWS * self.config.hidden:
+            return self.kernel.logits(states)
         return self.head(states).float()
 
     @torch.inference_mode()
@@ -95,6 +115,9 @@ class Llama:
         self, tokens: Tensor, cache: KVCache, real: Tensor | None, attend: Attention | None
     ) -> Tensor:
         positions, slots = cache.place(tokens.shape[1], real)
+        if attend is None and self.kernel and tokens.numel() <= KERNEL_ROWS:
+            embeddings = F.embedding(tokens, self.embedding)
+            return self.kernel.hidden(embeddings, cache, positions, slots).to(self.dtype)
         cos, sin = (part[:, None].to(self.dtype) for part in self.config.rope.angles(positions))
         mask = cache.visible(positions)
         states = F.embedding(tokens, self.embedding)

@@ -165,9 +165,5 @@ class _Reader:
 
 
 def _is_quantized(layers: tuple[Layer, ...]) -> bool:
-    return any(
-        not isinstance(part, Dense)
-        for layer in layers
-        for projection in (layer.qkv, layer.output, layer.gate_up, layer.down)
-        for part in projection.parts
-    )
+    parts = [part for layer in layers for one in layer.projections for part in one.parts]
+    return any(not isinstance(part, Dense) for part in parts)
