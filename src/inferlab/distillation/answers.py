@@ -113,7 +113,7 @@ class Learner:
 
     @torch.no_grad()
     def answer(self, questions: Sequence[str], new_tokens: int) -> list[str]:
-        """What greedy decoding says up to the end of the line, for each question."""
+        """What greedy decoding says, for each question: the first line that is not empty."""
         self._restore()
         self._tokenizer.padding_side = "left"
         self._tokenizer.pad_token = self._tokenizer.pad_token or self._tokenizer.eos_token
@@ -125,7 +125,7 @@ class Learner:
             )
         new = output[:, batch["input_ids"].shape[1] :]
         texts = self._tokenizer.batch_decode(new, skip_special_tokens=True)
-        return [text.split("\n")[0].strip() for text in texts]
+        return [text.strip().split("\n")[0].strip() for text in texts]
 
     def _answers(self, texts: Texts, rows: Tensor, ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits fp32 [answer tokens, vocabulary], targets and places in `rows` [answer tokens]."""
