@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from inferlab import params, run
-from inferlab.calibration.capture import run_blocks
+from inferlab.calibration import capture
 from inferlab.calibration.statistics import Calibration
 from inferlab.evaluation.perplexity import perplexity
 from inferlab.models.loading import load_model, quieten
@@ -40,10 +40,8 @@ def calibrate(folder: str, windows: int) -> dict[str, float]:
     """Write the statistics of the first `windows` windows into `folder`."""
     checkpoint = open_checkpoint(Path("models/base"))
     tokens = load_tensors(WINDOWS)["input_ids"][:windows]
-    calibration = Calibration(Path(folder))
-    for number, observed in enumerate(run_blocks(checkpoint, tokens, batch=4)):
-        found = {name: inputs.statistics() for name, inputs in observed.items()}
-        calibration.save(number, found)
+    config = params.load("calibrate", capture.CalibrateParams)
+    capture.calibrate(checkpoint, tokens, config, Calibration(Path(folder)))
     return {}
 
 
