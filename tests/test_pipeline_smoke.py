@@ -56,7 +56,7 @@ def write_project(model: Path) -> None:
     """In the current folder: parameters, a model, windows and tasks."""
     content = yaml.safe_load((ROOT / "params.yaml").read_text())
     content["run"]["threads"] = 1
-    content["calibrate"] = {"windows": 4, "batch": 3}
+    content["calibrate"] |= {"windows": 4, "batch": 3}
     for variant in ("int4_rtn", "gptq", "gptqmodel"):
         content["quantize"][variant]["group_size"] = 32
     Path("params.yaml").write_text(yaml.safe_dump(content))
