@@ -1,6 +1,7 @@
 """Make one quantized variant of the language model."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from inferlab.calibration.statistics import Calibration
@@ -28,16 +29,8 @@ def main(variant: str) -> None:
         with run.timed("quantize"):
             report = method.run(job, run.params)
         write_card(job.output, report.bits_per_weight, report.packed)
-        run.metrics(
-            f"metrics/quantize/{variant}.json",
-            {
-                "layers_quantized": report.layers_quantized,
-                "layers_fallback": report.layers_fallback,
-                "output_error_vs_rtn": report.output_error_vs_rtn,
-                "bits_per_weight": report.bits_per_weight,
-                "packed": int(report.packed),
-            },
-        )
+        found = asdict(report) | {"packed": int(report.packed)}
+        run.metrics(f"metrics/quantize/{variant}.json", found)
 
 
 if __name__ == "__main__":

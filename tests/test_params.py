@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -211,7 +210,7 @@ def test_every_stage_loads_its_section(
     content = yaml.safe_load(Path("params.yaml").read_text())
     if profile:
         content = merge(content, yaml.safe_load(profile.read_text()), "")
-        Path("params.yaml").write_text(json.dumps(content))
+        Path("params.yaml").write_text(yaml.safe_dump(content))
     read: set[str] = set()
     for one in dvc_stages:
         _, _, module, *key = one.cmd.split()
@@ -220,7 +219,7 @@ def test_every_stage_loads_its_section(
         assert {"run", section} <= set(declared), one.addressing
         read |= {"run", section}
     leaves = {
-        f"{name}.{key}" if name in ("download", "quantize") else name
+        f"{name}.{key}" if name in ("download", "quantize", "prune") else name
         for name, value in content.items()
         for key in value
     }

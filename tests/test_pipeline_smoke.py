@@ -35,6 +35,7 @@ EVALUATED = {
     "bits_per_weight",
     "packed",
 }
+EIGHT_BITS = ("int8_tensor", "int8", "mixed")
 QUANTIZED = {"layers_quantized", "layers_fallback", "output_error_vs_rtn", "bits_per_weight"}
 
 
@@ -49,7 +50,9 @@ class Architecture:
 
 
 LLAMA = Architecture("tiny_llama", tuple(METHODS), layers=14, packed=1)
-GPT2 = Architecture("tiny_gpt2", ("int8_tensor", "int8", "int4_rtn", "gptq"), layers=8, packed=0)
+GPT2 = Architecture(
+    "tiny_gpt2", ("int8_tensor", "int8", "mixed", "int4_rtn", "gptq"), layers=8, packed=0
+)
 
 
 def write_project(model: Path) -> None:
@@ -120,7 +123,8 @@ def test_quantization_has_its_keys_and_covers_every_layer(architecture: Architec
         found = metrics(f"quantize/{variant}.json")
         assert set(found) >= QUANTIZED
         assert all(math.isfinite(value) for value in found.values())
-        assert found["layers_quantized"] == architecture.layers
+        assert found["layers_quantized"] + found["layers_16bit"] == architecture.layers
+        assert (found["layers_16bit"] > 0) == (variant == "mixed")
         assert found["layers_fallback"] == 0
         assert metrics(f"timing/quantize/{variant}.json")["seconds"] > 0
 
@@ -131,7 +135,7 @@ def test_variants_say_how_they_are_stored(architecture: Architecture) -> None:
     for variant in architecture.variants:
         found = metrics(f"evaluate/{variant}.json")
         assert found["packed"] == architecture.packed
-        bits = 8 if variant.startswith("int8") else 4
+        bits = 8 if variant in EIGHT_BITS else 4
         assert bits < found["bits_per_weight"] < bits + 1.6
         if architecture.packed:
             assert found["model_bytes"] < base["model_bytes"]
@@ -141,7 +145,7 @@ def test_eight_bits_lose_next_to_nothing(architecture: Architecture) -> None:
     base = metrics("evaluate/base.json")["token_perplexity"]
     for variant in architecture.variants:
         found = metrics(f"evaluate/{variant}.json")["token_perplexity"]
-        limit = 0.01 if variant.startswith("int8") else 0.15
+        limit = 0.01 if variant in EIGHT_BITS else 0.15
         assert 0 < abs(found / base - 1) < limit
 
 

@@ -1,4 +1,4 @@
-"""Load a variant for scoring: the arithmetic of its format, on matrix products that a CPU does fast.
+"""Load a variant for scoring: the arithmetic of its format, on products that a CPU does fast.
 
 Kernels made for decoding unpack 4-bit weights for every product, and emulations of INT8 round in
 floating point. Scoring whole windows, where products are large, is half as fast with them. Here

@@ -5,7 +5,7 @@ round-to-nearest are here, the same for every method.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from inferlab.calibration.statistics import Calibration
+from inferlab.errors import InferlabError
 from inferlab.models.adapters import LinearGroup, adapter_for, layer_names, linear_groups
 from inferlab.quantization.affine import (
     Grid,
@@ -63,6 +64,7 @@ class Report:
     round-to-nearest of the same weights (smoothed ones, where a method smooths) with the same bits
     and group size (per channel for methods without groups).
     `bits_per_weight`: as stored, scales included, or as it would be when nothing was packed.
+    `layers_16bit`: linear layers left as they were.
     """
 
     layers_quantized: int
@@ -70,6 +72,7 @@ class Report:
     output_error_vs_rtn: float
     bits_per_weight: float
     packed: bool
+    layers_16bit: int = 0
 
 
 Solver = Callable[[Layer, int], tuple[Quantized, bool]]
@@ -77,13 +80,23 @@ Solver = Callable[[Layer, int], tuple[Quantized, bool]]
 
 
 def quantize_checkpoint(
-    job: Job, solver: Solver, target: Format, bits: int, group_size: int, symmetric: bool
+    job: Job,
+    solver: Solver,
+    target: Format,
+    bits: int,
+    group_size: int,
+    symmetric: bool,
+    kept: Collection[str] = (),
 ) -> Report:
     """Quantize every linear layer of the blocks with `solver` and save them in the format `target`.
 
-    Raises InferlabError before any work when the group size does not divide a layer.
+    The groups named in `kept` stay in 16 bits. Raises InferlabError before any work when the group
+    size does not divide a layer or nothing is left to quantize.
     """
-    groups = linear_groups(job.checkpoint)
+    every = linear_groups(job.checkpoint)
+    groups = [group for group in every if group.name not in kept]
+    if not groups:
+        raise InferlabError(f"all {len(every)} groups of linear layers are kept in 16 bits")
     check_group_size(job.checkpoint, groups, group_size)
     tensors: dict[str, Tensor] = {}
     ratios, bits_used, weights, fallen = [], 0.0, 0, 0
@@ -99,8 +112,16 @@ def quantize_checkpoint(
         for name, part in zip(group.layers, split_rows(quantized, layer.rows), strict=True):
             tensors |= target.tensors(name, part)
     _save(job, target, tensors, groups)
-    stored = stored_bits_per_weight(job) if target.packed else bits_used / weights
-    return Report(len(layer_names(groups)), fallen, mean(ratios), stored, target.packed)
+    left = weights_of(job.checkpoint, every) - weights
+    simulated = (bits_used + 16 * left) / (weights + left)
+    return Report(
+        len(layer_names(groups)),
+        fallen,
+        mean(ratios),
+        stored_bits_per_weight(job) if target.packed else simulated,
+        target.packed,
+        len(layer_names(every)) - len(layer_names(groups)),
+    )
 
 
 def errors_against_rtn(
@@ -122,11 +143,16 @@ def errors_against_rtn(
 def stored_bits_per_weight(job: Job) -> float:
     """Bits that the saved linear layers take, scales and zero points included, for each weight."""
     saved = open_checkpoint(job.output, quantized=True)
-    layers = layer_names(linear_groups(job.checkpoint))
-    weights = sum(math.prod(job.checkpoint.shape(f"{layer}.weight")) for layer in layers)
-    owners = set(layers)
+    groups = linear_groups(job.checkpoint)
+    owners = set(layer_names(groups))
     tensors = (saved.tensor(name) for name in saved.names if _owner(name, owners))
-    return 8 * sum(tensor.nbytes for tensor in tensors) / weights
+    return 8 * sum(tensor.nbytes for tensor in tensors) / weights_of(job.checkpoint, groups)
+
+
+def weights_of(checkpoint: Checkpoint, groups: Iterable[LinearGroup]) -> int:
+    """How many weights the layers of `groups` have, biases left out."""
+    layers = layer_names(list(groups))
+    return sum(math.prod(checkpoint.shape(f"{layer}.weight")) for layer in layers)
 
 
 def check_group_size(

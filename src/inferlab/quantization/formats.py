@@ -60,10 +60,12 @@ class GptqFormat:
 class Int8Format:
     """compressed-tensors W8A8: int8 weights, activations quantized a token at a time when run.
 
-    weight int8 [out, in]; weight_scale fp32 [out, 1] a channel, or [1] a tensor.
+    weight int8 [out, in]; weight_scale fp32 [out, 1] a channel, or [1] a tensor. The layers
+    `kept` stay in 16 bits.
     """
 
     per_channel: bool
+    kept: tuple[str, ...] = ()
     bits = 8
     packed = True
 
@@ -91,7 +93,7 @@ class Int8Format:
             "format": "int-quantized",
             "quantization_status": "compressed",
             "config_groups": {"group_0": group},
-            "ignore": ["lm_head"],
+            "ignore": ["lm_head", *self.kept],
         }
 
 

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from inferlab.quantization.driver import Job, Report
-from inferlab.quantization.methods import bitsandbytes, gptq, gptqmodel, integer, nearest
+from inferlab.quantization.methods import (
+    bitsandbytes,
+    gptq,
+    gptqmodel,
+    integer,
+    mixed,
+    nearest,
+)
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,7 @@ class Method:
 METHODS = {
     "int8_tensor": Method(integer.IntegerParams, integer.run),
     "int8": Method(integer.IntegerParams, integer.run),
+    "mixed": Method(mixed.MixedParams, mixed.run),
     "int4_rtn": Method(nearest.NearestParams, nearest.run),
     "nf4": Method(bitsandbytes.Nf4Params, bitsandbytes.run),
     "gptq": Method(gptq.GptqParams, gptq.run),

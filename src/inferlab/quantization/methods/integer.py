@@ -1,12 +1,13 @@
 """W8A8: int8 weights, one scale a tensor or a channel; activations are quantized when run."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 
-from inferlab.models.adapters import adapter_for
+from inferlab.models.adapters import LinearGroup, adapter_for, layer_names
 from inferlab.params import section
 from inferlab.quantization.affine import Grid, Quantized, minmax_grid, quantize, searched_grid
 from inferlab.quantization.driver import Job, Layer, Report, quantize_checkpoint
@@ -34,13 +35,25 @@ def run(job: Job, params: IntegerParams) -> Report:
     `smoothing` moves outliers of the inputs into the weights first; `compensation` lets columns
     absorb the rounding of those before them, as GPTQ does.
     """
+    return run_smoothed(smoothed(job, params), params)
+
+
+def smoothed(job: Job, params: IntegerParams) -> Job:
+    """The job on an equivalent checkpoint with tamer inputs, where `params` ask for it."""
+    if params.smoothing == "none" or adapter_for(job.checkpoint).transposed:
+        return job
+    choose = searched if params.smoothing == "searched" else fixed(params.alpha)
+    checkpoint, calibration = smooth(job.checkpoint, job.calibration, choose)
+    return replace(job, checkpoint=checkpoint, calibration=calibration)
+
+
+def run_smoothed(job: Job, params: IntegerParams, kept: Sequence[LinearGroup] = ()) -> Report:
+    """Quantize a job that is smoothed already; the groups `kept` stay in 16 bits."""
     adapter = adapter_for(job.checkpoint)
     per_channel = params.granularity == "channel"
-    target = Dequantized(True) if adapter.transposed else Int8Format(per_channel)
-    if params.smoothing != "none" and not adapter.transposed:
-        choose = searched if params.smoothing == "searched" else fixed(params.alpha)
-        smoothed, calibration = smooth(job.checkpoint, job.calibration, choose)
-        job = replace(job, checkpoint=smoothed, calibration=calibration)
+    names = {group.name for group in kept}
+    int8 = Int8Format(per_channel, tuple(layer_names(list(kept))))
+    target = Dequantized(True) if adapter.transposed else int8
 
     def solve(layer: Layer, group_size: int) -> tuple[Quantized, bool]:
         make = searched_grid if params.scale_search else minmax_grid
@@ -59,4 +72,4 @@ def run(job: Job, params: IntegerParams) -> Report:
             return solution.quantized, solution.fell_back
         return quantize(layer.weight, grid), False
 
-    return quantize_checkpoint(job, solve, target, BITS, group_size=0, symmetric=True)
+    return quantize_checkpoint(job, solve, target, BITS, 0, symmetric=True, kept=names)
