@@ -157,9 +157,7 @@ def _parsed(config: Mapping[str, Any], name: str) -> PretrainedConfig:
     # A quantized checkpoint's cache and parameters are those of the model that it was made from.
     parsed = AutoConfig.for_model(**{k: v for k, v in config.items() if k != "quantization_config"})
     if parsed.is_encoder_decoder or not getattr(parsed, "is_decoder", True):
-        raise InferlabError(
-            f"{name}: {parsed.model_type} is no decoder alone; not sized here"
-        )
+        raise InferlabError(f"{name}: {parsed.model_type} is no decoder alone; not sized here")
     return parsed
 
 

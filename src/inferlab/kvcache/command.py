@@ -19,6 +19,10 @@ from inferlab.kvcache.capacity import (
 )
 from inferlab.kvcache.shape import CACHE_TYPES, Architecture
 
+BATCHES = [1, 8, 32, 128]
+WEIGHTS = ["fp16", "int8", "int4"]
+GPUS = ["a100", "h100"]
+
 
 def kv(
     model: Annotated[
@@ -28,12 +32,9 @@ def kv(
             metavar="CONFIG_OR_NAME",
         ),
     ],
-    batch: Annotated[list[int], typer.Option(help="Sequences; may be given several times.")] = [
-        1,
-        8,
-        32,
-        128,
-    ],  # noqa: B006
+    batch: Annotated[list[int], typer.Option(help="Sequences; may be given several times.")] = (
+        BATCHES
+    ),
     length: Annotated[
         list[int] | None,
         typer.Option(help="Tokens of each; several times. A quarter, half and all of the context."),
@@ -41,10 +42,10 @@ def kv(
     dtype: Annotated[str, typer.Option(help=f"Cache: {', '.join(CACHE_TYPES)}.")] = "fp16",
     weights: Annotated[
         list[str], typer.Option(help=f"Weights, several times: {', '.join(WEIGHT_BITS)}.")
-    ] = ["fp16", "int8", "int4"],  # noqa: B006
+    ] = WEIGHTS,
     gpu: Annotated[
         list[str], typer.Option(help="GPU, several times: a100, h100, l4 and others.")
-    ] = ["a100", "h100"],  # noqa: B006
+    ] = GPUS,
     tensor_parallel: Annotated[
         int, typer.Option(help="GPUs that share the model; 0 = as few as it takes.")
     ] = 0,
