@@ -51,6 +51,8 @@ bench: setup
 	python -m benchmarks.load_generator
 	python -m benchmarks.gptq
 	python -m benchmarks.scoring
+	python -m benchmarks.decode
+	python -m benchmarks.packed_checkpoint
 
 lint: setup
 	ruff check .

@@ -27,20 +27,19 @@ from inferlab.quantization.methods import METHODS
 from inferlab.store import load_tensors, open_checkpoint, write_json
 
 WINDOWS = Path("data/windows/calibration.safetensors")
-SIZE = 64
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "own_symmetric": ("gptq", {"symmetric": True}),
     "own_asymmetric": ("gptq", {"symmetric": False}),
     "gptqmodel": ("gptqmodel", {}),
 }
-"""Method, and what differs from its section of params.yaml; all on SIZE windows of 1,024 tokens."""
+"""Method, and what differs from its section of params.yaml."""
 
 
-def calibrate(folder: str, windows: int) -> dict[str, float]:
-    """Write the statistics of the first `windows` windows into `folder`."""
+def calibrate(folder: str) -> dict[str, float]:
+    """Write the statistics of the windows that the stage calibrate reads into `folder`."""
     checkpoint = open_checkpoint(Path("models/base"))
-    tokens = load_tensors(WINDOWS)["input_ids"][:windows]
     config = params.load("calibrate", capture.CalibrateParams)
+    tokens = load_tensors(WINDOWS)["input_ids"][: config.windows]
     capture.calibrate(checkpoint, tokens, config, Calibration(Path(folder)))
     return {}
 
@@ -83,13 +82,14 @@ def _timed(function: Any, *arguments: Any) -> dict[str, float]:
 
 def main() -> None:
     """Measure both and write metrics/benchmarks/gptq.json."""
-    result: dict[str, float] = {"windows": SIZE}
+    windows = params.load("calibrate", capture.CalibrateParams).windows
+    result: dict[str, float] = {"windows": windows}
     with tempfile.TemporaryDirectory(dir="data") as scratch:
         folders = {name: Path(scratch, name) for name in ("statistics", *VARIANTS)}
         for folder in folders.values():
             folder.mkdir()
         statistics = str(folders["statistics"])
-        once = measured(calibrate, statistics, SIZE)
+        once = measured(calibrate, statistics)
         result |= {"own_calibrate_s": once["seconds"], "own_calibrate_peak_gib": once["peak_gib"]}
         for name, (method, changes) in VARIANTS.items():
             output = str(folders[name])
