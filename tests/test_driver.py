@@ -3,6 +3,7 @@
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -327,16 +328,29 @@ def test_error_against_rtn_of_given_weights(make_job: MakeJob) -> None:
 
 
 @pytest.mark.parametrize("name", ["int4_rtn", "gptq"])
+@pytest.mark.parametrize("group_size", [48, 128])  # 128: wider than the layer
 def test_group_size_that_does_not_divide_stops_before_any_work(
-    make_job: MakeJob, name: str
+    make_job: MakeJob, name: str, group_size: int
 ) -> None:
     job = make_job("tiny_llama")
     with pytest.raises(InferlabError) as caught:
-        METHODS[name].run(job, section(name, group_size=48))
+        METHODS[name].run(job, section(name, group_size=group_size))
     assert str(caught.value).startswith(
-        "group_size 48 does not divide the 64 columns of model.layers.0.self_attn.q_proj; "
+        f"group_size {group_size} does not divide the 64 columns of model.layers.0.self_attn.q_proj; "
         "sizes that do: 16, 32, 64"
     )
+    assert not list(job.output.iterdir())
+
+
+def test_gradients_that_calibrate_did_not_store_are_asked_for_before_any_work(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    job = make_job("tiny_llama")
+    plain = Calibration(tmp_path)
+    windows = job.calibration_windows()
+    calibrate(job.checkpoint, windows, CalibrateParams(4, 4, False), plain)
+    with pytest.raises(InferlabError, match=r"without gradients; set calibrate.gradients to true"):
+        METHODS["gptq"].run(replace(job, calibration=plain), section("gptq", group_size=32))
     assert not list(job.output.iterdir())
 
 
