@@ -1,0 +1,153 @@
+"""The parameters of the autoscaling study, and every setting of every policy that it tries."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from inferlab.errors import suggestion
+from inferlab.params import section
+from inferlab.simulation.autoscaling import FleetParams, Policy
+from inferlab.simulation.load_day import LoadParams
+from inferlab.simulation.load_forecast import FEWEST_DAYS, MODELS
+from inferlab.simulation.scaling_policies import (
+    Fixed,
+    Hybrid,
+    Predictive,
+    Reactive,
+    Schedule,
+    ahead_of,
+    without_short_gaps,
+)
+
+Floats = NDArray[np.float64]
+FORESIGHT = "foresight"
+AboveZero = Annotated[float, Field(gt=0)]
+
+
+@section
+class SweepParams:
+    """The block `autoscaling.settings`: what each policy is tried with."""
+
+    fixed: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+    high: Annotated[tuple[AboveZero, ...], Field(min_length=1)]
+    low_share: Annotated[float, Field(gt=0, lt=1)]
+    growth: Annotated[tuple[AboveZero, ...], Field(min_length=1)]
+    margins: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]
+    models: Annotated[tuple[str, ...], Field(min_length=1)]
+
+
+@section
+class AutoscalingParams:
+    """The section `autoscaling`."""
+
+    variant: str
+    days: Annotated[int, Field(ge=4)]
+    target: Annotated[float, Field(gt=0, le=1)]
+    policies: Annotated[tuple[str, ...], Field(min_length=1)]
+    load: LoadParams
+    fleet: FleetParams
+    settings: SweepParams
+
+    def __post_init__(self) -> None:
+        models = self.settings.models
+        known = {"policies": (self.policies, BUILDERS), "settings.models": (models, MODELS)}
+        for key, (names, registry) in known.items():
+            for name in names:
+                if name not in registry:
+                    raise ValueError(f"{key} holds {name!r}; {suggestion(name, registry)}")
+        if self.load.history_days < FEWEST_DAYS:
+            raise ValueError(
+                f"load.history_days must be at least {FEWEST_DAYS}, to forecast with a season of "
+                f"1 day; got {self.load.history_days}"
+            )
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One policy with one choice of its parameters."""
+
+    policy: str
+    name: str
+    rule: Policy
+
+
+@dataclass(frozen=True)
+class Known:
+    """What policies are built from. full_ms: time to first token of an instance at full load.
+
+    needed: by model, what the forecast asks for; load: the actual one; both in instances' worth,
+    [days, minutes].
+    """
+
+    full_ms: float
+    needed: dict[str, Floats]
+    load: Floats
+
+
+def make_settings(params: AutoscalingParams, known: Known) -> list[Setting]:
+    """Every setting of every policy, and the schedules made in hindsight."""
+    found = [setting for name in params.policies for setting in BUILDERS[name](params, known)]
+    return found + _foresight(params, known)
+
+
+def _fixed(params: AutoscalingParams, known: Known) -> list[Setting]:
+    return [Setting("fixed", f"{n} instances", Fixed(n)) for n in params.settings.fixed]
+
+
+def _reactive(params: AutoscalingParams, known: Known) -> list[Setting]:
+    return [
+        Setting("reactive", f"above {high:.0%}, +{growth:.0%}", _watch(params, known, high, growth))
+        for high in params.settings.high
+        for growth in params.settings.growth
+    ]
+
+
+def _predictive(params: AutoscalingParams, known: Known) -> list[Setting]:
+    return [
+        Setting("predictive", f"{model} +{margin:.0%}", Predictive(known.needed[model], margin))
+        for model in params.settings.models
+        for margin in params.settings.margins
+    ]
+
+
+def _hybrid(params: AutoscalingParams, known: Known) -> list[Setting]:
+    """The first model and the first growth, with every margin and every limit."""
+    model, growth = params.settings.models[0], params.settings.growth[0]
+    return [
+        Setting(
+            "hybrid",
+            f"{model} +{margin:.0%}, above {high:.0%}",
+            Hybrid(Predictive(known.needed[model], margin), _watch(params, known, high, growth)),
+        )
+        for margin in params.settings.margins
+        for high in params.settings.high
+    ]
+
+
+def _foresight(params: AutoscalingParams, known: Known) -> list[Setting]:
+    fleet = params.fleet
+    spin_up, gap = -(-fleet.spin_up_s // 60), (fleet.spin_up_s + fleet.drain_s) // 60
+    settings = []
+    for margin in params.settings.margins:
+        needed = np.maximum(np.ceil(known.load * (1 + margin)), fleet.least)
+        plan = Schedule(ahead_of(without_short_gaps(needed, gap), spin_up))
+        settings.append(Setting(FORESIGHT, f"known +{margin:.0%}", plan))
+    return settings
+
+
+def _watch(params: AutoscalingParams, known: Known, high: float, growth: float) -> Reactive:
+    """Limits are shares of the time to first token at full load: 1 is an instance at capacity."""
+    high_ms = high * known.full_ms
+    return Reactive(high_ms, params.settings.low_share * high_ms, growth)
+
+
+BUILDERS: dict[str, Callable[[AutoscalingParams, Known], list[Setting]]] = {
+    "fixed": _fixed,
+    "reactive": _reactive,
+    "predictive": _predictive,
+    "hybrid": _hybrid,
+}

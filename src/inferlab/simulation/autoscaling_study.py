@@ -1,0 +1,175 @@
+"""33.24: policies over days of load, their settings chosen on some days and judged on others."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import t as student_t
+
+from inferlab.errors import InferlabError
+from inferlab.simulation.autoscaling import FleetParams, Instance, Outcome, simulate
+from inferlab.simulation.autoscaling_settings import FORESIGHT, AutoscalingParams, Known, Setting
+from inferlab.simulation.load_day import Load, make_load
+from inferlab.simulation.load_forecast import forecast, last_value, mean_error
+from inferlab.simulation.scaling_policies import trailing_most
+from inferlab.store import read_json
+
+Floats = NDArray[np.float64]
+Row = dict[str, Any]
+
+
+def measured_instance(folder: Path, variant: str) -> Instance:
+    """An instance as the serving stage measured it, up to its operating point.
+
+    Raises InferlabError when the file lacks what is needed or no load kept the objective.
+    """
+    file = folder / f"{variant}.json"
+    values = read_json(file)
+    capacity, operating = (
+        _value(values, name, file) for name in ("goodput_requests_per_s", "operating_concurrency")
+    )
+    if not capacity > 0:
+        raise InferlabError(
+            f"{file}: no load kept the objective, so an instance has no capacity within it; loosen "
+            "serve_benchmark.objective"
+        )
+    prefix = "output_tokens_per_s_c"
+    counts = [name.removeprefix(prefix) for name in values if name.startswith(prefix)]
+    clients = [int(count) for count in counts if count.isdigit() and int(count) <= operating]
+    rates = np.array([_value(values, f"{prefix}{count}", file) for count in clients])
+    ttft = np.array([_value(values, f"ttft_ms_p95_c{count}", file) for count in clients])
+    order = rates.argsort()
+    return Instance(capacity, rates[order] / rates.max(), ttft[order])
+
+
+def make_days(params: AutoscalingParams, capacity: float, seed: int) -> list[Load]:
+    """Days that differ in their seed."""
+    step = params.fleet.step_s
+    return [make_load(params.load, capacity, step, seed + day) for day in range(params.days)]
+
+
+def make_known(
+    days: Sequence[Load], params: AutoscalingParams, instance: Instance, seed: int
+) -> tuple[Known, list[Row]]:
+    """Forecasts of every model, and how far off each is beside the last minute's value.
+
+    Raises InferlabError as `forecast` does.
+    """
+    ahead = -(-params.fleet.spin_up_s // 60)
+    guesses = {"last value": [last_value(day.history, day.minutes) for day in days]}
+    for model in params.settings.models:
+        guesses[model] = [forecast(day.history, day.minutes, ahead, model, seed) for day in days]
+    errors = [
+        {
+            "model": model,
+            "error_pct": 100
+            * float(
+                np.mean(
+                    [mean_error(g, day.minutes, ahead) for g, day in zip(own, days, strict=True)]
+                )
+            ),
+        }
+        for model, own in guesses.items()
+    ]
+    capacity = instance.capacity
+    needed = {
+        model: trailing_most(np.stack(own), ahead) / (60 * capacity)
+        for model, own in guesses.items()
+        if model in params.settings.models
+    }
+    load = np.stack([day.minutes for day in days]) / (60 * capacity)
+    return Known(float(instance.ttft_ms[-1]), needed, load), errors
+
+
+def run_all(
+    days: Sequence[Load],
+    settings: Sequence[Setting],
+    known: Known,
+    instance: Instance,
+    fleet: FleetParams,
+) -> Outcome:
+    """All settings on all days."""
+    arrivals = np.stack([day.steps for day in days])
+    start = np.ceil(known.load[:, 0])
+    return simulate(arrivals, [one.rule for one in settings], start, instance, fleet)
+
+
+def setting_table(
+    settings: Sequence[Setting], outcome: Outcome, days: slice = slice(None)
+) -> list[Row]:
+    """One row a setting: means over days with 95 % intervals, and whether none beats it in both.
+
+    `front` compares with the settings of the same policy.
+    """
+    rows = [
+        {"policy": one.policy, "setting": one.name}
+        | _interval("usd_per_day", outcome.usd[place, days])
+        | _interval("compliance", outcome.compliance[place, days])
+        | _interval("flaps_per_day", outcome.flaps[place, days])
+        | {
+            "changes_per_day": float(outcome.changes[place, days].mean()),
+            "dropped_share": float(
+                (outcome.dropped[place, days] / outcome.offered[place, days]).mean()
+            ),
+        }
+        for place, one in enumerate(settings)
+    ]
+    return [row | {"front": int(not _beaten(row, rows))} for row in rows]
+
+
+def choose(settings: Sequence[Setting], outcome: Outcome, target: float) -> list[tuple[int, Row]]:
+    """For each policy the cheapest setting that keeps `target` on the first half of the days.
+
+    The most compliant one when none does. Its place among the settings, and its row on the others.
+    """
+    half = outcome.usd.shape[1] // 2
+    seen, unseen = (
+        setting_table(settings, outcome, one) for one in (slice(None, half), slice(half, None))
+    )
+    chosen = []
+    for policy in dict.fromkeys(one.policy for one in settings):
+        own = [place for place, one in enumerate(settings) if one.policy == policy]
+        keeping = [place for place in own if seen[place]["compliance"] >= target]
+        if keeping:
+            best = min(keeping, key=lambda place: seen[place]["usd_per_day"])
+        else:
+            best = max(own, key=lambda place: seen[place]["compliance"])
+        chosen.append((best, unseen[best] | {"kept_target_before": int(bool(keeping))}))
+    return chosen
+
+
+def metrics(chosen: Sequence[tuple[int, Row]], errors: Sequence[Row]) -> dict[str, float]:
+    """Cost, compliance and flaps of each policy's chosen setting, and the forecasts' errors."""
+    values: dict[str, float] = {}
+    for _, row in chosen:
+        for name in ("usd_per_day", "compliance", "flaps_per_day"):
+            if not (row["policy"] in ("fixed", FORESIGHT) and name == "flaps_per_day"):
+                values[f"{name}_{row['policy']}"] = row[name]
+    for row in errors:
+        values[f"forecast_error_pct_{row['model'].replace(' ', '_')}"] = row["error_pct"]
+    return values
+
+
+def _interval(name: str, values: Floats) -> Row:
+    mean = float(values.mean())
+    error = float(values.std(ddof=1)) / len(values) ** 0.5
+    half = float(student_t.ppf(0.975, len(values) - 1)) * error
+    return {name: mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
+
+
+def _beaten(row: Row, rows: Sequence[Row]) -> bool:
+    return any(
+        other["policy"] == row["policy"]
+        and other["usd_per_day"] <= row["usd_per_day"]
+        and other["compliance"] >= row["compliance"]
+        and (other["usd_per_day"], other["compliance"]) != (row["usd_per_day"], row["compliance"])
+        for other in rows
+    )
+
+
+def _value(values: dict[str, float], name: str, file: Path) -> float:
+    if name not in values:
+        raise InferlabError(f"{file} has no {name}; run the stage serve_benchmark again")
+    return values[name]

@@ -1,0 +1,1 @@
+"""Speculative decoding: drafts, the rule that verifies them, and when it pays."""

@@ -1,0 +1,35 @@
+"""33.24: autoscaling policies over days of load with spikes, against perfect foresight."""
+
+from pathlib import Path
+
+from inferlab.run import stage
+from inferlab.simulation import autoscaling_study as study
+from inferlab.simulation.autoscaling_plots import plot_day, plot_front
+from inferlab.simulation.autoscaling_settings import AutoscalingParams, make_settings
+
+
+def main() -> None:
+    """Write metrics/autoscaling.json, all settings, the chosen ones, forecasts and one day."""
+    with stage("autoscaling", AutoscalingParams) as run:
+        params = run.params
+        instance = study.measured_instance(Path("metrics/serve_benchmark"), params.variant)
+        days = study.make_days(params, instance.capacity, run.seed)
+        with run.timed("forecast"):
+            known, errors = study.make_known(days, params, instance, run.seed)
+        settings = make_settings(params, known)
+        with run.timed("simulate"):
+            outcome = study.run_all(days, settings, known, instance, params.fleet)
+        rows = study.setting_table(settings, outcome)
+        chosen = study.choose(settings, outcome, params.target)
+        run.metrics("metrics/autoscaling.json", study.metrics(chosen, errors))
+        folder, picks = "plots/autoscaling", [row for _, row in chosen]
+        run.table(f"{folder}/settings.csv", rows)
+        run.table(f"{folder}/chosen.csv", picks)
+        run.table(f"{folder}/forecasts.csv", errors)
+        plot_front(rows, picks, params.target, run.output(f"{folder}/front.png"))
+        ready = {row["policy"]: outcome.ready[place, -1] for place, row in chosen}
+        plot_day(known.load[-1], ready, run.output(f"{folder}/day.png"))
+
+
+if __name__ == "__main__":
+    main()
