@@ -39,7 +39,8 @@ repro: setup
 ifeq ($(PROFILE),)
 	dvc repro
 	@inferlab variants
-	@echo "more: dvc metrics show, dvc plots show, plots/serve_benchmark, plots/cost_report"
+	@echo "what to serve, and every study: reports/index.html (opens without a network)"
+	@echo "more: dvc metrics show, dvc plots show"
 else
 	python -m inferlab.profile $(PROFILE)
 endif
@@ -53,6 +54,7 @@ bench: setup
 	python -m benchmarks.scoring
 	python -m benchmarks.decode
 	python -m benchmarks.packed_checkpoint
+	python -m benchmarks.simulator
 
 lint: setup
 	ruff check .
