@@ -98,4 +98,4 @@ def _plot_tests(axes: Axes, tests: Sequence[Row], params: SpeculativeSamplingPar
         ylabel=f"p-value (below {SMALLEST:g} drawn there)",
         title="Do outputs follow the target?",
     )
-    axes.legend(fontsize="small", loc="center right")
+    axes.legend(fontsize="small", loc="center left")
