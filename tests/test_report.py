@@ -66,6 +66,8 @@ def test_each_loser_has_its_reason() -> None:
         "keeps every limit, but needs 15 machines instead of 12: $7.20 a day more",
         "at any load: perplexity over the base's × 1.200",
     ]
+    # Equally far from the floor at each load, so the fastest within the other limits is shown.
+    assert decision.options[2].candidate.concurrency == 4
 
 
 def test_equal_cost_is_decided_by_quality() -> None:

@@ -117,7 +117,9 @@ def _option(group: Sequence[Candidate], case: Case, wanted: Requirements) -> Opt
     if within:
         chosen = max(within, key=lambda one: one.requests_per_s)
     else:
-        chosen = min(group, key=lambda one: max(overshoots(one, wanted).values()))
+        chosen = min(
+            group, key=lambda one: (max(overshoots(one, wanted).values()), -one.requests_per_s)
+        )
     return Option(
         chosen,
         machines(chosen, case.traffic),
