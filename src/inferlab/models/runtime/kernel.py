@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("inferlab.runtime")
 SOURCE = Path(__file__).with_name("kernel.cpp")
+HEADERS = tuple(SOURCE.with_name(f"kernel_{part}.h") for part in ("vectors", "products"))
 COMPILERS = ("g++", "c++", "clang++")
-FLAGS = "-std=c++17 -O3 -march=native -fno-math-errno -fno-trapping-math -fopenmp -shared -fPIC"
+FLAGS = "-std=c++17 -O3 -fno-math-errno -fno-trapping-math -fopenmp -shared -fPIC -Wno-psabi"
 LANES = 16
 EVERYTHING = 2**30
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
@@ -178,13 +179,16 @@ def kernel_for(model: "Llama") -> Kernel | None:
 
 
 @functools.cache
-def compiled() -> ctypes.CDLL | None:
-    """The library, built if this machine has none yet; None, said once, when it has no compiler."""
+def compiled(processor: str = "native") -> ctypes.CDLL | None:
+    """The library, built if this machine has none yet; None, said once, when it has no compiler.
+
+    `processor`: what it may use, in the compiler's words (-march), by default all of this one.
+    """
     found = [name for name in (os.environ.get("CXX"), *COMPILERS) if name and shutil.which(name)]
     if not found:
         log.info("no C++ compiler found (%s): decoding in plain torch", ", ".join(COMPILERS))
         return None
-    command = [found[0], *FLAGS.split()]
+    command = [found[0], f"-march={processor}", *FLAGS.split()]
     target = _build_folder() / f"kernel-{_fingerprint(command)}.so"
     if not target.is_file() and not _build(command, target):
         return None
@@ -228,7 +232,8 @@ def _fingerprint(command: Sequence[str]) -> str:
         processor += "".join(
             sorted({line for line in lines if line.startswith(("flags", "model"))})
         )
-    content = SOURCE.read_text() + " ".join(command) + processor
+    sources = "".join(file.read_text() for file in (SOURCE, *HEADERS))
+    content = sources + " ".join(command) + processor
     return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
