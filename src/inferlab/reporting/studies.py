@@ -60,6 +60,44 @@ STUDIES = {stage: title for group in GROUPS.values() for stage, title in group.i
 """Every study's title, by stage."""
 
 CAPTIONS = {
+    "attention_variants/variants": "Time of decoding and prefill by length for each way of "
+    "sharing heads, and how alike the outputs are",
+    "autoscaling/day": "One day: the load, and the instances that each policy keeps ready, by the "
+    "minute",
+    "autoscaling/front": "Missed requests against cost for every setting, and each policy's "
+    "Pareto front",
+    "cascade/cascade": "Accuracy against cost over the threshold, and how honest the student's "
+    "probabilities are",
+    "cascade/pair": "The simulated pair: accuracy against US dollars under each assumption",
+    "chunked_prefill/chunks": "What a chunk costs the long prompt and spares the others, by the "
+    "size of the chunk and the share of long prompts",
+    "continuous_batching/rates": "Throughput and latencies against the rate of arrivals, "
+    "continuous and static batches, with 95 % intervals",
+    "draft/draft": "Acceptance and perplexity of the draft by training step, and which blocks "
+    "each measure would keep",
+    "draft_models/break_even": "Best speed-up by acceptance and cost of the draft, with the "
+    "measured runs as points",
+    "engine_comparison/engines": "TensorRT-LLM over vLLM by batch, first tokens of a burst by "
+    "length, and decoding on this machine",
+    "head_pruning/heads": "Importance of every head by layer, accuracy after removal, and which "
+    "layers lose most",
+    "kv_quantization/heads": "Errors of keys and values head by head, and the divergence that "
+    "each INT8 cache causes",
+    "magnitude_pruning/pruning": "Accuracy, bytes by format and latency by kernel against the "
+    "share of weights that are zero",
+    "memory_efficient/features": "Peak memory, decoding speed and perplexity with each feature, "
+    "and the largest batch on a GPU",
+    "operator_fusion/fusion": "Time, memory and kernels of fused and separate operators",
+    "scheduling/policies": "Latency and fairness of each policy against load",
+    "simulator_validation/errors": "Simulated over measured figures for each configuration, with "
+    "the engine's own spread",
+    "sliding_window/windows": "Perplexity by window, divergence along the text, and cache bytes "
+    "against divergence",
+    "speculative_sampling/sampling": "Speed-up against draft length, where speculation pays, and "
+    "the p-values of both rules",
+    "step_cost/steps": "Predicted against measured time of every step of the engine",
+    "token_eviction/eviction": "Perplexity and accuracy by cache budget for each rule, and which "
+    "tokens the heads hold in the end",
     "channel_scales/prediction": "Ratio of the errors of one scale a tensor and one a channel: "
     "predicted from the scales against measured, a point a layer",
     "channel_scales/scales": "One layer's channels, their scales and errors; and how far scales "
