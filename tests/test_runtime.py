@@ -14,11 +14,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from inferlab.errors import InferlabError
+from inferlab.models.runtime.cache import Window
 from inferlab.models.runtime.config import read_config
-from inferlab.models.runtime.decoding import Sampling, generate, padded, probabilities
+from inferlab.models.runtime.decoding import (
+    Sampling,
+    generate,
+    last_states,
+    padded,
+    probabilities,
+)
 from inferlab.models.runtime.linear import Dense, Int4, Int8, int8_rows
 from inferlab.models.runtime.llama import Llama
 from inferlab.models.runtime.loading import load_llama
+from inferlab.models.runtime.reading import ReadTensors
 from inferlab.models.runtime.rope import Rope, read_rope, rotate
 from inferlab.store import open_checkpoint
 
@@ -143,6 +151,50 @@ def test_mapped_weights_take_no_memory_of_their_own(folder: Path) -> None:
     assert any(low <= address < high for low, high in spans)
 
 
+@pytest.mark.parametrize("kind", ["base", "int8", "int4"])
+def test_weights_read_into_memory_are_the_mapped_ones(
+    kind: str, folder: Path, tmp_path: Path
+) -> None:
+    source = folder if kind == "base" else quantized(folder, tmp_path / kind, kind)
+    checkpoint = open_checkpoint(source, quantized=True)
+    read = ReadTensors(checkpoint.files)
+    assert sorted(read) == checkpoint.names and len(read) == len(checkpoint.names)
+    for name in checkpoint.names:
+        found, expected = read[name], checkpoint.tensor(name)
+        assert found.dtype == expected.dtype and torch.equal(found, expected)
+    tokens = random_tokens(1, 12)
+    mapped, own = (ours(load_llama(source, mapped=mapped), tokens) for mapped in (True, False))
+    torch.testing.assert_close(own, mapped, rtol=0, atol=0.05 * float(mapped.abs().max()))
+
+
+def test_weights_read_into_memory_outlive_their_file(folder: Path, tmp_path: Path) -> None:
+    """Nothing of the process points into the file, so that overwriting it changes no weight."""
+    source = changed(folder, tmp_path / "model")
+    loaded = load_llama(source, "fp32", mapped=False)
+    before = ours(loaded, random_tokens(1, 8))
+    file = source / "model.safetensors"
+    size = file.stat().st_size
+    with file.open("r+b") as opened:
+        opened.write(b"\0" * size)
+    assert torch.equal(ours(loaded, random_tokens(1, 8)), before)
+
+
+@pytest.mark.parametrize("offset", [0, 8, 16, 24])
+@pytest.mark.parametrize("ins", [32, 40, 64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_codes_may_lie_anywhere_in_a_file(offset: int, ins: int, dtype: torch.dtype) -> None:
+    """torch's own kernel reads aligned vectors, and kills the process where they are not."""
+    generator = torch.Generator().manual_seed(0)
+    memory = torch.randint(-127, 128, (64 + 32 * ins,), generator=generator, dtype=torch.int8)
+    start = -memory.data_ptr() % 64 + offset
+    codes = memory[start : start + 31 * ins].view(31, ins)
+    layer = Int8(codes, torch.rand(31, generator=generator) + 0.5)
+    inputs = torch.randn(12, ins, generator=generator).to(dtype)
+    expected = inputs.float() @ layer.dense.t()
+    error = (layer(inputs).float() - expected).abs().max() / expected.abs().max()
+    assert error < (1e-5 if dtype == torch.float32 else 0.02)
+
+
 def test_int4_layout_by_hand() -> None:
     """One group of four: codes 1 2 | 3 4, the second half in the high bits."""
     layer = Int4(
@@ -219,6 +271,43 @@ def test_padding_on_either_side_changes_no_logit(model: Llama, left: bool) -> No
         expected = ours(model, whole)[0]
         found = torch.cat((logits[row, real[row]], after[row]))
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("left", [True, False])
+@pytest.mark.parametrize("kind", ["fp32", "int8", "window"])
+def test_padding_on_either_side_gives_the_tokens_of_one_by_one(
+    model: Llama, left: bool, kind: str
+) -> None:
+    """The token after each prompt, and those that greedy decoding of the batch goes on to."""
+    prompts = [random_tokens(1, length, seed=length)[0].tolist() for length in (2, 13, 7)]
+    settings = {"window": Window(6, 2)} if kind == "window" else {"dtype": kind}
+
+    def decoded(rows: list[list[int]]) -> list[list[int]]:
+        tokens, real = padded(rows, left)
+        cache = model.new_cache(len(rows), 40, **settings)
+        chosen = [model.logits(last_states(model.hidden(tokens, cache, real), real)).argmax(-1)]
+        for _ in range(9):
+            chosen.append(model.forward(chosen[-1][:, None], cache)[:, -1].argmax(-1))
+        return torch.stack(chosen, dim=1).tolist()
+
+    alone = [decoded([prompt])[0] for prompt in prompts]
+    assert decoded(prompts) == alone
+    assert len({tuple(tokens) for tokens in alone}) == 3
+
+
+def test_a_cache_that_fills_up_while_decoding_says_so_and_keeps_what_it_has(model: Llama) -> None:
+    prompt = random_tokens(1, 5).tolist()
+    free = greedy(model, prompt, 8)[0]
+    cache = model.new_cache(1, 8)
+    steps = generate(model, prompt, 8, cache=cache, stop_at_end=False)
+    assert [next(steps)[0] for _ in range(4)] == free[:4]
+    with pytest.raises(InferlabError) as fault:
+        next(steps)
+    assert str(fault.value) == (
+        "the cache of 8 positions is full: a sequence of 9 tokens needs a larger one"
+    )
+    assert cache.lengths.tolist() == [8]
+    assert cache.positions[0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, -1]
 
 
 def test_a_sequence_that_ended_yields_nothing_more(model: Llama) -> None:
@@ -303,6 +392,10 @@ def changed(folder: Path, target: Path, **config: Any) -> Path:
             {"num_key_value_heads": 3},
             "num_attention_heads 4 must be a multiple of num_key_value_heads 3",
         ),
+        (
+            {"num_key_value_heads": None},
+            "layers.0.self_attn.k_proj.weight must be [32, 32] by config.json; found [16, 32]",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act must be silu; found 'gelu'"),
         (
             {"layer_types": ["full_attention", "sliding_attention"]},
@@ -338,6 +431,15 @@ def test_defaults_of_a_config(folder: Path, tmp_path: Path) -> None:
     assert read_config(open_checkpoint(target)).end_tokens == (1, 7)
 
 
+def test_without_a_number_of_key_heads_every_head_has_its_own(tmp_path: Path) -> None:
+    whole = make_model(tmp_path / "whole", num_key_value_heads=4)
+    without = changed(whole, tmp_path / "without", num_key_value_heads=None)
+    tokens = random_tokens(2, 12)
+    found = ours(load_llama(without, "fp32"), tokens)
+    assert (found - theirs(without, tokens)).abs().max() < 1e-4
+    assert torch.equal(found, ours(load_llama(whole, "fp32"), tokens))
+
+
 def test_unknown_dtypes_are_refused(folder: Path, model: Llama) -> None:
     with pytest.raises(
         InferlabError, match="unknown dtype of the runtime 'fp8'; known: bf16, fp32"
@@ -351,7 +453,11 @@ def test_unknown_dtypes_are_refused(folder: Path, model: Llama) -> None:
     ("name", "change", "message"),
     [
         ("norm.weight", lambda one: one.to(torch.int32), "must be float32 or bfloat16 or float16"),
-        ("layers.1.mlp.down_proj.weight", lambda one: one[:, :40], "must be [32, 48]"),
+        (
+            "layers.1.mlp.down_proj.weight",
+            lambda one: one[:, :40],
+            "must be [32, 48] by config.json; found [32, 40]",
+        ),
         ("embed_tokens.weight", lambda one: one[:90], "must be [96, 32] by config.json; found [90"),
     ],
 )
@@ -373,6 +479,35 @@ def test_a_missing_shard_is_named(folder: Path, tmp_path: Path) -> None:
     index = {"weight_map": dict.fromkeys(tensors, "model-00001-of-00002.safetensors")}
     (target / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(InferlabError, match=r"lacks 1 of the shards .*model-00001-of-00002"):
+        load_llama(target)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_shards_are_read_and_one_without_its_tensor_is_named(
+    mapped: bool, folder: Path, model: Llama, tmp_path: Path
+) -> None:
+    target = changed(folder, tmp_path / "model")
+    tensors = load_file(target / "model.safetensors")
+    (target / "model.safetensors").unlink()
+    names = sorted(tensors)
+    shards = {"model-00001-of-00002.safetensors": names[::2], "two.safetensors": names[1::2]}
+    for shard, held in shards.items():
+        save_file({name: tensors[name] for name in held}, target / shard)
+    index = {"weight_map": {name: shard for shard, held in shards.items() for name in held}}
+    (target / "model.safetensors.index.json").write_text(json.dumps(index))
+    tokens = random_tokens(1, 9)
+    assert torch.equal(ours(load_llama(target, "fp32", mapped), tokens), ours(model, tokens))
+    save_file({names[1]: tensors[names[1]]}, target / "two.safetensors")
+    with pytest.raises(InferlabError, match=r"\S+ is not in the file that should hold it"):
+        load_llama(target, "fp32", mapped)
+
+
+def test_a_missing_tensor_is_named(folder: Path, tmp_path: Path) -> None:
+    target = changed(folder, tmp_path / "model")
+    tensors = load_file(target / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, target / "model.safetensors")
+    with pytest.raises(InferlabError, match=r"holds no tensor 'model.layers.1.mlp.up_proj.weight'"):
         load_llama(target)
 
 

@@ -7,10 +7,12 @@ import typer
 from inferlab.economics.command import cost
 from inferlab.errors import InferlabError
 from inferlab.kvcache.command import kv
+from inferlab.models.runtime.command import generate
 from inferlab.reporting.variants import variants
 
 app = typer.Typer(add_completion=False)
 app.command("cost")(cost)
+app.command("generate")(generate)
 app.command("kv")(kv)
 app.command("variants")(variants)
 

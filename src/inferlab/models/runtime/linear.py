@@ -15,6 +15,12 @@ FEW_ROWS = 16
 """Up to so many rows reading the weights costs most and they are multiplied as they are stored;
 with more the arithmetic does, and a matrix product of floating point is faster."""
 
+ROUNDED_ROWS = 4096
+"""Rows that `int8_rows` works on at once; the whole head in fp32 would be the peak of loading."""
+
+VECTOR_BYTES = 16
+"""That torch's INT8 kernel loads at once. A tensor in a file begins at any multiple of 8 bytes."""
+
 
 @dataclass(frozen=True)
 class Dense:
@@ -54,7 +60,7 @@ class Int8:
     def __call__(self, inputs: Tensor) -> Tensor:
         """`inputs` [..., in] to [..., out]."""
         rows, scale = inputs.flatten(0, -2), self.scale.to(inputs.dtype)
-        if len(rows) <= FEW_ROWS:
+        if len(rows) <= FEW_ROWS and self._aligned:
             product = torch._weight_int8pack_mm(rows, self.codes, scale)
         else:
             product = F.linear(rows, self.codes.to(inputs.dtype)) * scale
@@ -65,6 +71,11 @@ class Int8:
     def ins(self) -> int:
         """Size of the input."""
         return self.codes.shape[1]
+
+    @property
+    def _aligned(self) -> bool:
+        """Whether torch's kernel may read every row; it crashes where vectors are not aligned."""
+        return self.codes.data_ptr() % VECTOR_BYTES == self.ins % VECTOR_BYTES == 0
 
     @property
     def dense(self) -> Tensor:
@@ -155,9 +166,13 @@ def fused(parts: Sequence[Linear]) -> Projection:
 
 def int8_rows(weight: Tensor) -> Int8:
     """Round each row of `weight` [out, in] to 8 bits: scale = max|w| / 127, as bf16 holds it."""
-    largest = weight.abs().amax(dim=1).float() / 127
-    scale = torch.where(largest > 0, largest, 1.0).bfloat16().float()
-    codes = (weight / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8)
+    codes, scale = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
+    for start in range(0, len(weight), ROUNDED_ROWS):
+        piece = slice(start, start + ROUNDED_ROWS)
+        rows = weight[piece]
+        largest = rows.abs().amax(dim=1).float() / 127
+        scale[piece] = torch.where(largest > 0, largest, 1.0).bfloat16().float()
+        codes[piece] = (rows / scale[piece, None]).round_().clamp_(-127, 127).to(torch.int8)
     return Int8(codes, scale)
 
 

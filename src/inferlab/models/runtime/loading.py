@@ -7,9 +7,11 @@ bits it would be the largest read of each decoded token.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from inferlab.errors import InferlabError, lookup
@@ -25,6 +27,7 @@ from inferlab.models.runtime.linear import (
     pack_halves,
 )
 from inferlab.models.runtime.llama import Layer, Llama
+from inferlab.models.runtime.reading import ReadTensors
 from inferlab.quantization.formats import read_gptq
 from inferlab.store import Checkpoint, open_checkpoint
 
@@ -36,13 +39,16 @@ METHODS = ("compressed-tensors", "gptq")
 def load_llama(folder: Path, dtype: str = "bf16", mapped: bool = True) -> Llama:
     """The model of a folder: 16- or 32-bit, compressed-tensors INT8, or 4-bit in the GPTQ format.
 
-    `dtype`: of activations and of weights that are not quantized. Not `mapped`, q, k and v, and
-    gate and up are copied into one matrix each, which saves calls where no kernel is compiled.
+    `dtype`: of activations and of weights that are not quantized. Not `mapped`, all weights are
+    read into memory of the process's own, q, k and v, and gate and up into one matrix each, which
+    saves calls where no kernel is compiled.
     Raises InferlabError for an unknown dtype, architecture or format, a tensor that is missing or
     of another shape than config.json says, and a shard that is missing.
     """
     kind = lookup(DTYPES, dtype, "dtype of the runtime")
     checkpoint = open_checkpoint(folder, quantized=True)
+    if not mapped:
+        checkpoint = replace(checkpoint, changed=ReadTensors(checkpoint.files))
     config = read_config(checkpoint)
     reader = _Reader(checkpoint, config, kind, mapped)
     layers = tuple(reader.layer(number) for number in range(config.layers))
@@ -128,7 +134,13 @@ class _Reader:
 
     def tensor(self, name: str, dtypes: tuple[torch.dtype, ...], *shape: int) -> Tensor:
         """A tensor whose shape and dtype are as expected."""
-        found = self.checkpoint.shape(name)
+        try:
+            found = self.checkpoint.shape(name)
+        except SafetensorError as error:
+            raise InferlabError(
+                f"{self.checkpoint.folder}: {name} is not in the file that should hold it "
+                f"({error}); copy the whole folder anew"
+            ) from None
         if found != shape:
             raise InferlabError(
                 f"{self.checkpoint.folder}: {name} must be {list(shape)} by config.json; "
