@@ -336,8 +336,8 @@ def test_group_size_that_does_not_divide_stops_before_any_work(
     with pytest.raises(InferlabError) as caught:
         METHODS[name].run(job, section(name, group_size=group_size))
     assert str(caught.value).startswith(
-        f"group_size {group_size} does not divide the 64 columns of model.layers.0.self_attn.q_proj; "
-        "sizes that do: 16, 32, 64"
+        f"group_size {group_size} does not divide the 64 columns of "
+        "model.layers.0.self_attn.q_proj; sizes that do: 16, 32, 64"
     )
     assert not list(job.output.iterdir())
 

@@ -13,14 +13,13 @@ from test_magnitude_pruning import RECOVERY, copy_of, write_project
 from test_teacher import make_encoder
 from torch import Tensor
 
-from inferlab.distillation.training import predict
 from inferlab.errors import InferlabError
 from inferlab.models.encoder import TextClassifier, new_classifier
 from inferlab.profiling import latency
 from inferlab.pruning.head_measures import arm_table, correlation_table, layer_table
 from inferlab.pruning.head_study import Arm, Outcome, make_arms, try_arm
 from inferlab.pruning.heads import head_counts, importance, least_important, remove_heads
-from inferlab.pruning.recovery import Material
+from inferlab.pruning.recovery import Material, classify
 from inferlab.store import read_json
 from stages import head_pruning
 
@@ -207,7 +206,7 @@ def test_an_arm_is_tested_before_and_after_recovery(
     arm = Arm("gradient", 0.25, 0, marks((0, 1), (1, 3)))
     longer = replace(RECOVERY, training=replace(RECOVERY.training, epochs=10.0))
     outcome = try_arm(arm, teacher, material, longer, seed=0)
-    assert torch.equal(outcome.pruned, predict(remove_heads(teacher, arm.removed), tokens))
+    assert torch.equal(outcome.pruned, classify(remove_heads(teacher, arm.removed), tokens))
     assert F.cross_entropy(outcome.recovered, labels) < F.cross_entropy(outcome.pruned, labels)
     assert head_counts(teacher) == [4, 4]
 

@@ -10,12 +10,12 @@ from joblib import Parallel, delayed
 from pydantic import Field
 from torch import Tensor
 
-from inferlab.distillation.training import device, predict
+from inferlab.distillation.training import device
 from inferlab.errors import InferlabError
 from inferlab.models.encoder import TextClassifier
 from inferlab.params import section
 from inferlab.pruning.heads import importance, least_important, remove_heads
-from inferlab.pruning.recovery import Material, RecoveryParams, retrain
+from inferlab.pruning.recovery import Material, RecoveryParams, classify, retrain
 
 SCORES = ("gradient", "taylor")
 LAYER_SHARE = 0.5
@@ -123,9 +123,9 @@ def try_arm(
     """Remove the heads, test, retrain for one round, test again."""
     torch.set_num_threads(1)
     model = remove_heads(teacher, arm.removed).to(device())
-    pruned = predict(model, material.test_tokens)
+    pruned = classify(model, material.test_tokens)
     retrain(model, material, params, 1, seed)
-    return Outcome(arm, pruned, predict(model, material.test_tokens))
+    return Outcome(arm, pruned, classify(model, material.test_tokens))
 
 
 def layer_losses(
@@ -147,4 +147,4 @@ def layer_losses(
 
 
 def _loss(model: TextClassifier, tokens: Tensor, labels: Tensor) -> float:
-    return float(F.cross_entropy(predict(model, tokens), labels))
+    return float(F.cross_entropy(classify(model, tokens), labels))

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from inferlab.data.tables import Row
 from inferlab.distillation.comparison import right
-from inferlab.distillation.training import device, predict
+from inferlab.distillation.training import device
 from inferlab.models.encoder import TextClassifier
 from inferlab.params import section
 from inferlab.pruning.magnitude import Threshold, prune_weights, sparsities
-from inferlab.pruning.recovery import Material, RecoveryParams, paired_columns, retrain
+from inferlab.pruning.recovery import Material, RecoveryParams, classify, paired_columns, retrain
 
 THRESHOLDS: tuple[Threshold, ...] = ("global", "layer")
 ROUND_SEEDS = 1000
@@ -151,7 +151,7 @@ def follow(
         clear = prune_weights(model, sparsity, arm.threshold)
         retrain(model, material, params, rounds, seed + ROUND_SEEDS * behind, clear)
         behind += rounds
-        logits = predict(model, material.test_tokens)
+        logits = classify(model, material.test_tokens)
         shares = [share for name, share in sparsities(model).items() if name != "all"]
         kept = copy.deepcopy(model).cpu() if keep else None
         place = arm.schedule, arm.threshold, sparsity, behind
@@ -200,5 +200,5 @@ def kept_models(points: Sequence[Point]) -> dict[float, TextClassifier]:
 
 
 def _unpruned(model: TextClassifier, material: Material, rounds: int) -> Point:
-    logits = predict(model.to(device()), material.test_tokens)
+    logits = classify(model, material.test_tokens)
     return Point("unpruned", "global", 0.0, rounds, logits, 0.0, 0.0, model.cpu())

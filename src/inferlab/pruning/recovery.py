@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from inferlab.distillation.training import TrainingParams, device, minimise
 from inferlab.errors import InferlabError
 from inferlab.models.encoder import TextClassifier
 from inferlab.params import section
+
+BATCH = 32
 
 
 @section
@@ -74,7 +77,7 @@ def retrain(
     seed: int,
     after_step: Callable[[], None] | None = None,
 ) -> None:
-    """Train layers and head for `rounds` rounds in one go; embeddings stay as they are.
+    """Train layers and head, in fp32, for `rounds` rounds in one go; embeddings stay as they are.
 
     The unpruned teacher's logits are part of the target: few steps on labels alone would move even
     an unpruned model away from what it has learnt.
@@ -87,12 +90,23 @@ def retrain(
     target = Arm("recovery", params.teacher_share, params.temperature)
 
     def loss(rows: Tensor) -> Tensor:
-        logits = model(material.train_tokens[rows].to(device()))
+        with torch.autocast(device().type, enabled=False):
+            logits = model(material.train_tokens[rows].to(device()))
         labels = material.train_labels[rows].to(device())
         return logit_loss(logits, material.train_logits[rows].to(device()), labels, target)
 
     training = replace(params.training, epochs=rounds * params.training.epochs)
     minimise(model, loss, len(material.train_labels), training, seed, after_step)
+
+
+@torch.inference_mode()
+def classify(model: TextClassifier, tokens: Tensor) -> Tensor:
+    """Logits fp32 [documents, labels] of tokens [documents, tokens].
+
+    All in fp32: on short documents and a CPU, casting to bf16 costs more than it saves.
+    """
+    model.to(device()).eval()
+    return torch.cat([model(part.to(device())).cpu() for part in tokens.split(BATCH)])
 
 
 def paired_columns(name: str, one: np.ndarray, other: np.ndarray, seed: int) -> Row:
