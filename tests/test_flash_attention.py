@@ -59,7 +59,7 @@ def test_any_tiles_give_the_standard_result(
     assert torch.allclose(tiled(*tensors, causal), exact, rtol=0, atol=1e-5)
     found = gradients(tiled, tensors, causal)
     for own, one in zip(found, gradients(standard_attention, tensors, causal), strict=True):
-        assert torch.allclose(own, one, rtol=0, atol=1e-5)
+        assert torch.allclose(own, one, rtol=1e-5, atol=1e-5)  # gradients sum over many queries
 
 
 @pytest.mark.parametrize("causal", [True, False])
