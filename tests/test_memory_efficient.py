@@ -37,6 +37,9 @@ from inferlab.store import save_tensors
 from stages import memory_efficient
 
 HELD_SECONDS = 0.15
+STUDY = ["inferlab.kvcache.features_study"]
+"""Imported once, by the process that forks the others: the first call in a session decides."""
+
 WINDOW = Window(16, 2)
 PARAMS: dict[str, Any] = {
     "window": StudyWindow(16, 2),
@@ -93,7 +96,7 @@ def zeros(tmp_path: Path) -> Path:
 
 @needs_proc
 def test_each_kind_of_memory_is_seen_at_its_own_peak(zeros: Path) -> None:
-    found, result = peak_residence([zeros], holding, zeros, 48, 24)
+    found, result = peak_residence([zeros], holding, zeros, 48, 24, preload=STUDY)
     assert result == "done"
     assert found.anonymous / MIB == pytest.approx(49, abs=4)
     # The kernel maps neighbouring pages along with one that is touched.
@@ -102,16 +105,16 @@ def test_each_kind_of_memory_is_seen_at_its_own_peak(zeros: Path) -> None:
 
 @needs_proc
 def test_files_that_are_not_looked_at_do_not_count(zeros: Path, tmp_path: Path) -> None:
-    found, _ = peak_residence([tmp_path / "other"], holding, zeros, 1, 24)
+    found, _ = peak_residence([tmp_path / "other"], holding, zeros, 1, 24, preload=STUDY)
     assert found.file_backed == 0 and found.anonymous < 8 * MIB
 
 
 @needs_proc
 def test_a_process_that_fails_says_why() -> None:
     with pytest.raises(InferlabError, match=r"^no such model$"):
-        peak_residence([], failing, "error")
+        peak_residence([], failing, "error", preload=STUDY)
     with pytest.raises(InferlabError, match="memory was measured died with exit code 3"):
-        peak_residence([], failing, "death")
+        peak_residence([], failing, "death", preload=STUDY)
 
 
 @needs_proc
