@@ -20,23 +20,12 @@ from inferlab.models.loading import load_model
 from inferlab.models.runtime.decoding import generate
 from inferlab.models.runtime.llama import Llama
 from inferlab.models.runtime.loading import load_llama
+from inferlab.models.runtime.text import weight_bytes
+from inferlab.profiling.bandwidth import read_bandwidth
 from inferlab.store import load_tensors, write_json
 
 ROUNDS, PROMPT, NEW_TOKENS, PREFILL = 5, 32, 64, 512
 VARIANTS = {"bf16": "base", "int8": "int8", "int4": "gptq"}
-READ_BYTES = 2**30
-
-
-def read_bandwidth() -> float:
-    """Bytes per second that a sum over much more than the caches reads, at its best of some."""
-    block = torch.ones(READ_BYTES // 4, dtype=torch.float32)
-    return READ_BYTES / min(_seconds(block.sum) for _ in range(ROUNDS))
-
-
-def weight_bytes(model: Llama) -> int:
-    """Bytes of weights that one decoded token reads: all layers and the head."""
-    linears = [one for layer in model.layers for part in layer.projections for one in part.parts]
-    return sum(tensor.nbytes for one in [*linears, model.head] for tensor in one.tensors)
 
 
 def decode(model: Llama, prompt: Tensor) -> Callable[[], float]:
@@ -83,7 +72,7 @@ def main() -> None:
             if number:
                 seen[name].append(rate)
     rates = {f"{name}_tokens_per_s": statistics.median(found) for name, found in seen.items()}
-    bandwidth = read_bandwidth()
+    bandwidth = read_bandwidth(2**30)
     result = rates | {"read_gb_per_s": bandwidth / 1e9}
     for name, model in models.items():
         own = rates[f"{name}_decode_tokens_per_s"]

@@ -35,7 +35,7 @@ def main() -> None:
             engines = load_engines(arms, FOLDERS, run.threads)
             speeds = decode_speeds(engines, prompts[:1], params.new_tokens, params.rounds)
         with run.timed("perplexity"):
-            nats = score(engines, windows[: params.heldout_windows])
+            nats = score(arms, engines, windows[: params.heldout_windows])
         rows = arm_table(arms, memory, speeds, nats)
 
         run.metrics("metrics/memory_efficient.json", metrics(rows, batches))

@@ -21,13 +21,10 @@ from transformers import AutoModelForCausalLM
 
 from inferlab.data.windows import cut_windows, tokenise
 from inferlab.distillation.acceptance import (
-    best_length,
     compare,
     interval,
     overlap,
-    speedup,
     target_states,
-    tokens_per_call,
 )
 from inferlab.distillation.depth import (
     Trunk,
@@ -45,6 +42,7 @@ from inferlab.distillation.draft import (
     training_windows,
 )
 from inferlab.distillation.draft_checkpoint import save_draft, shares
+from inferlab.distillation.draft_cost import expected_speedups
 from inferlab.distillation.shallow import DistillationParams, Exam, distance, distil
 from inferlab.errors import InferlabError
 from inferlab.evaluation.tasks import write_task
@@ -54,6 +52,7 @@ from inferlab.models.runtime.decoding import generate
 from inferlab.models.runtime.loading import load_llama
 from inferlab.params import load
 from inferlab.reporting.variants import variant_rows
+from inferlab.speculative.closed_form import expected_tokens
 from inferlab.store import load_tensors, open_checkpoint, save_tensors
 from stages import draft, evaluate
 
@@ -114,22 +113,26 @@ def test_acceptance_is_what_sampling_accepts() -> None:
     assert float(kept) == pytest.approx(float(overlap(target.log(), other.log())), abs=0.005)
 
 
-def test_tokens_per_call_by_hand_and_by_sampling() -> None:
-    assert tokens_per_call(0.0, 4) == 1
-    assert tokens_per_call(1.0, 4) == 5
-    assert tokens_per_call(0.5, 4) == pytest.approx((1 - 0.5**5) / (1 - 0.5))
+def test_expected_tokens_by_hand_and_by_sampling() -> None:
+    assert expected_tokens(0.0, 4) == 1
+    assert expected_tokens(1.0, 4) == 5
+    assert expected_tokens(0.5, 4) == pytest.approx((1 - 0.5**5) / (1 - 0.5))
     hits = np.random.default_rng(0).random((100_000, 4)) < 0.6
     drawn = 1 + np.cumprod(hits, axis=1).sum(1).mean()
-    assert tokens_per_call(0.6, 4) == pytest.approx(drawn, abs=0.01)
+    assert expected_tokens(0.6, 4) == pytest.approx(drawn, abs=0.01)
 
 
 def test_a_draft_pays_only_above_its_cost() -> None:
     """Leviathan et al. 2023, corollary 3.9: there is a length that pays if acceptance > cost."""
-    assert speedup(0.8, 0, 0.3) == 1
-    assert best_length(0.6, 0.5) > 0
-    assert best_length(0.4, 0.5) == 0
-    found = best_length(0.8, 0.1)
-    assert all(speedup(0.8, found, 0.1) >= speedup(0.8, length, 0.1) for length in range(17))
+    assert expected_speedups(0.6, 0.5)["best_draft_length"] > 0
+    assert expected_speedups(0.4, 0.5) == {
+        "expected_speedup_4": pytest.approx((1 - 0.4**5) / 0.6 / 3),
+        "best_draft_length": 0,
+        "expected_speedup_best": 1,
+    }
+    best = expected_speedups(0.8, 0.1)["expected_speedup_best"]
+    by_hand = [(1 - 0.8 ** (length + 1)) / 0.2 / (0.1 * length + 1) for length in range(17)]
+    assert best == pytest.approx(max(by_hand))
 
 
 def test_interval_is_students() -> None:

@@ -17,7 +17,8 @@ from inferlab.models.runtime.llama import Llama
 from inferlab.models.runtime.loading import load_llama
 from inferlab.params import load
 from inferlab.speculative import draft_study as study
-from inferlab.speculative.break_even import best_length, break_even, expected_tokens, speedup
+from inferlab.speculative.break_even import best_length, break_even, speedup
+from inferlab.speculative.closed_form import expected_tokens
 from inferlab.speculative.decoding import decide, speculate
 from inferlab.speculative.drafters import LookupDrafter, ModelDrafter, NgramDrafter, Proposal
 from inferlab.speculative.prompts import KINDS, make_prompts

@@ -26,7 +26,8 @@ def test_dependencies_are_the_import_closure(name: str, dvc_stages: list[Any]) -
     assert items
     for one in items:
         paths = [dep.def_path for dep in one.deps]
-        assert sorted(p for p in paths if p.endswith(".py")) == sorted(closure)
+        own = [path for path in paths if path.startswith(("stages/", "src/"))]
+        assert sorted(own) == sorted([*closure, *graph.data_files(closure)])
         assert len(paths) == len(set(paths))
 
 
@@ -52,6 +53,21 @@ def test_import_closure_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "src/inferlab/deep/b.py",
         "src/inferlab/deep/c.py",
     ]
+
+
+def test_data_beside_a_module_counts_when_it_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("src/inferlab/deep")
+    for place in ("configs", "code"):
+        (folder / place).mkdir(parents=True)
+    for name in ("prices.csv", "unnamed.csv", "configs/a.json", "code/__init__.py", "other.py"):
+        (folder / name).write_text("")
+    module = folder / "b.py"
+    module.write_text('FILES = ("prices.csv", "configs", "code", "other.py", "gone.csv", "..", "")')
+    found = graph.data_files([str(module), "stages/one.py"])
+    assert found == [f"{folder}/configs", f"{folder}/prices.csv"]
 
 
 def test_every_script_is_a_stage_and_every_stage_a_script() -> None:

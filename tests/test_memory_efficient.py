@@ -224,9 +224,11 @@ def test_speeds_are_of_every_engine(engines: dict[str, Any]) -> None:
 
 def test_scores_are_means_of_a_token(engines: dict[str, Any]) -> None:
     windows = random_tokens(3, 21)
-    found = score({"runtime": engines["runtime"]}, windows)["runtime"]
-    assert found.shape == (3,)
-    torch.testing.assert_close(found, engines["runtime"].nats(windows) / 20, rtol=1e-3, atol=0)
+    found = score(ARMS, engines, windows)
+    assert list(found) == list(ARMS)
+    for name, nats in found.items():
+        torch.testing.assert_close(nats, engines[name].nats(windows) / 20, rtol=2e-3, atol=0)
+    assert len({id(nats) for nats in found.values()}) == len(ARMS) - 1  # mapped as runtime
 
 
 def test_table_by_hand() -> None:
@@ -332,7 +334,8 @@ def test_stage(workspace: Path, folders: dict[str, Path]) -> None:
         size = (weights / "model.safetensors").stat().st_size / MIB
         mapped = float(row["file_backed_mib"])
         if name != "transformers":  # maps its file as well, but lets go of one so small
-            assert (mapped >= 0.5 * size) == (name in ("mapped", "all")), name
+            least = round(0.9 * size, 1)  # as the table rounds
+            assert (mapped >= least) == (name in ("mapped", "all")), name
     assert rows["mapped"]["token_perplexity"] == rows["runtime"]["token_perplexity"]
     assert Path("plots/memory_efficient/features.png").stat().st_size > 10_000
 

@@ -209,14 +209,16 @@ def test_h2o_holds_more_of_the_attention_than_chance(model: Llama) -> None:
     [
         ({"methods": ["h20"]}, "unknown eviction method 'h20'; known: .*; did you mean h2o?"),
         ({"methods": ["recent"]}, "methods must contain h2o; got recent"),
-        ({"budgets": [1024, 4096]}, "budgets must be below tokens 4096, or nothing is evicted"),
-        ({"budgets": [64, 1024]}, "budgets must be at least 68, so that sinks or recent"),
+        ({"curve_methods": ["recent"]}, "curve_methods must be some of methods, h2o among them"),
+        ({"budgets": [1024, 4096]}, "below curve_tokens 2304, or nothing is evicted; got 4096"),
+        ({"curve_tokens": 4097}, "curve_tokens must be above block 48 and at most tokens 4096"),
+        ({"budgets": [64, 1024]}, "budgets must be at least 100, so that sinks or recent"),
         ({"budget": 1000}, "budget must be one of budgets; got 1000"),
         ({"check": {"budget": 256, "tokens": 200}}, "check.tokens must be above check.budget 256"),
         ({"decode": {"tokens": 2000, "rounds": 3}}, "decode.tokens times one more than"),
         ({"dtype": "fp16"}, "dtype must be one of 'bf16', 'fp32'; got 'fp16'"),
         ({"recent_share": 1.0}, "recent_share must be less than 1"),
-        ({"other_shares": [0.5, 0.99]}, "other_shares must leave a block of 32 .*; got 0.99"),
+        ({"other_shares": [0.5, 0.99]}, "other_shares must leave a block of 48 .*; got 0.99"),
     ],
 )
 def test_parameters_that_are_refused(workspace: Path, changes: Any, message: str) -> None:
@@ -241,6 +243,7 @@ def test_what_does_not_fit_is_refused(model: Llama) -> None:
 
 SMALL = {
     "tokens": 200,
+    "curve_tokens": 120,
     "budget": 64,
     "budgets": [48, 64],
     "other_shares": [0.75],
@@ -263,16 +266,17 @@ def test_stage(workspace: Path, tiny_llama: Path) -> None:
         assert found[f"token_perplexity_{name}"] > 1
         assert 0 <= found[f"next_token_accuracy_{name}"] <= 1
     assert all(0 < found[f"attention_kept_{name}"] < 1 for name in METHODS)
-    with Path("plots/token_eviction/arms.csv").open() as file:
+    with Path("plots/token_eviction/curve.csv").open() as file:
         rows = {(row["arm"], int(row["budget"])): row for row in csv.DictReader(file)}
     assert set(rows) == {
-        *((method, budget) for method in METHODS for budget in (48, 64)),
+        *((method, 64) for method in METHODS),
+        *((method, 48) for method in ("h2o", "recent")),
         *((name, 64) for name in ("random_1", "h2o_recent_0.75")),
         *((name, 64) for name in ("h2o_compacted", "recent_compacted")),
-        ("full", 200),
+        ("full", 120),
     }
-    for method in METHODS:
-        assert float(rows[method, 48]["kl_nats"]) > 0
+    assert all(float(rows[method, 48]["kl_nats"]) > 0 for method in ("h2o", "recent"))
+    assert Path("plots/token_eviction/methods.csv").read_text().count("\n") == 1 + 4
     timing = json.loads(Path("metrics/timing/token_eviction.json").read_text())
     assert all(timing[f"decode_ms_{name}"] > 0 for name in ("recent", "scores", "h2o"))
     assert Path("plots/token_eviction/eviction.png").stat().st_size > 10_000

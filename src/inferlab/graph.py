@@ -1,7 +1,8 @@
-"""Which of the project's modules a stage's script reaches by import: what its `deps` must list."""
+"""What of the project a stage's script reaches, by import or by name: what its `deps` must list."""
 
 import ast
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 SOURCE = Path("src")
@@ -26,6 +27,28 @@ def import_closure(script: Path) -> list[str]:
     return [str(script), *modules]
 
 
+def data_files(modules: Iterable[str]) -> list[str]:
+    """Files and folders that modules of the package read: those beside them that they name."""
+    named = (
+        file.parent / node.value
+        for file in map(Path, modules)
+        if SOURCE in file.parents
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and _is_name(node.value)
+    )
+    return sorted({str(path) for path in named if _is_data(path)})
+
+
+def _is_name(text: str) -> bool:
+    return text == Path(text).name and text.isprintable() and 0 < len(text.strip(".")) < 100
+
+
+def _is_data(path: Path) -> bool:
+    if path.is_dir():
+        return path.name != "__pycache__" and not (path / "__init__.py").is_file()
+    return path.is_file() and path.suffix != ".py"
+
+
 def _imported(file: Path) -> set[str]:
     """Dotted names of the package that a file imports; `from a import b` may mean a or a.b."""
     names: set[str] = set()
@@ -47,4 +70,5 @@ def _files_of(module: str) -> list[Path]:
 
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
-        print("\n".join(import_closure(Path(argument))))
+        closure = import_closure(Path(argument))
+        print("\n".join([*closure, *data_files(closure)]))

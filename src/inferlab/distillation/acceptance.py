@@ -16,7 +16,6 @@ from inferlab.distillation.depth import Stack, Trunk
 
 LOGIT_ROWS = 256
 CONFIDENCE = 0.95
-LONGEST_DRAFT = 16
 
 
 @dataclass(frozen=True)
@@ -86,21 +85,6 @@ def target_states(trunk: Trunk, windows: Tensor, batch: int) -> Tensor:
 def overlap(target: Tensor, draft: Tensor) -> Tensor:
     """Σ min(p, q) = 1 − total variation, of log-probabilities [rows, vocabulary]: [rows]."""
     return torch.minimum(target, draft).exp().sum(-1)
-
-
-def tokens_per_call(acceptance: float, length: int) -> float:
-    """Tokens that one call of the target gives with drafts of `length`, its own one included."""
-    return sum(acceptance**power for power in range(length + 1))
-
-
-def speedup(acceptance: float, length: int, cost: float) -> float:
-    """Over plain decoding; `cost`: a draft token's time over a call of the target."""
-    return tokens_per_call(acceptance, length) / (length * cost + 1)
-
-
-def best_length(acceptance: float, cost: float) -> int:
-    """The draft length, up to 16, of the largest speed-up; 0 when none pays."""
-    return max(range(LONGEST_DRAFT + 1), key=lambda length: speedup(acceptance, length, cost))
 
 
 def interval(values: Tensor) -> float:

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from inferlab.data.tables import Row
-from inferlab.distillation.acceptance import Agreement, target_states, tokens_per_call
+from inferlab.distillation.acceptance import Agreement, target_states
 from inferlab.distillation.depth import (
     Trunk,
     evenly_spaced,
@@ -21,6 +21,7 @@ from inferlab.distillation.shallow import Check, DistillationParams, Exam
 from inferlab.errors import InferlabError
 from inferlab.models.runtime.config import LlamaConfig
 from inferlab.params import section
+from inferlab.speculative.closed_form import expected_tokens
 
 MEASURES = ("block_influence", "loss_rise", "kl_rise")
 POSITION = "evenly_spaced"
@@ -185,7 +186,7 @@ def summary(selection: Selection, after: Agreement, name: str) -> dict[str, floa
         "acceptance_before": start.acceptance,
         "acceptance_by_position_before": position.acceptance,
         "greedy_agreement": after.greedy_agreement,
-        f"tokens_per_call_{DRAFT_LENGTH}": tokens_per_call(after.acceptance, DRAFT_LENGTH),
+        f"tokens_per_call_{DRAFT_LENGTH}": expected_tokens(after.acceptance, DRAFT_LENGTH),
         "token_perplexity": after.perplexity,
         "token_perplexity_before": start.perplexity,
         "token_perplexity_base": selection.base.perplexity,
@@ -196,5 +197,5 @@ def _arm(kept: Sequence[int], found: Agreement) -> Row:
     return {
         "layers": " ".join(map(str, kept)),
         **found.row(),
-        f"tokens_per_call_{DRAFT_LENGTH}": tokens_per_call(found.acceptance, DRAFT_LENGTH),
+        f"tokens_per_call_{DRAFT_LENGTH}": expected_tokens(found.acceptance, DRAFT_LENGTH),
     }

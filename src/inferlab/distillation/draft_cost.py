@@ -6,11 +6,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from inferlab.distillation.acceptance import best_length, speedup
 from inferlab.distillation.draft import DRAFT_LENGTH, DecodeParams
 from inferlab.models.runtime.decoding import generate
 from inferlab.models.runtime.llama import Llama
 from inferlab.models.runtime.loading import load_llama
+from inferlab.speculative.closed_form import expected_tokens, speedup
+
+LONGEST_DRAFT = 16
 
 
 def decode_costs(base: Path, draft: Path, text: Tensor, params: DecodeParams) -> dict[str, float]:
@@ -36,11 +38,15 @@ def expected_speedups(acceptance: float, cost: float) -> dict[str, float]:
 
     At the length of the metrics and at the best one, which is 0 when no draft pays.
     """
-    best = best_length(acceptance, cost)
+    speedups = [
+        speedup(expected_tokens(acceptance, length), length, cost)
+        for length in range(LONGEST_DRAFT + 1)
+    ]
+    best = speedups.index(max(speedups))
     return {
-        f"expected_speedup_{DRAFT_LENGTH}": speedup(acceptance, DRAFT_LENGTH, cost),
+        f"expected_speedup_{DRAFT_LENGTH}": speedups[DRAFT_LENGTH],
         "best_draft_length": best,
-        "expected_speedup_best": speedup(acceptance, best, cost),
+        "expected_speedup_best": speedups[best],
     }
 
 

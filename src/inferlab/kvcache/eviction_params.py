@@ -35,9 +35,11 @@ class TokenEvictionParams:
     """The section `token_eviction`."""
 
     tokens: Positive
+    curve_tokens: Positive
     inputs: Positive
     dtype: Literal["bf16", "fp32"]
     methods: Annotated[tuple[str, ...], Field(min_length=1)]
+    curve_methods: tuple[str, ...]
     budget: Positive
     budgets: Annotated[tuple[Positive, ...], Field(min_length=1)]
     recent_share: Share
@@ -56,9 +58,19 @@ class TokenEvictionParams:
                 )
         if "h2o" not in self.methods:
             raise ValueError(f"methods must contain h2o; got {', '.join(self.methods)}")
-        if max(self.budgets) >= self.tokens:
+        if "h2o" not in self.curve_methods or set(self.curve_methods) - set(self.methods):
             raise ValueError(
-                f"budgets must be below tokens {self.tokens}, or nothing is evicted; "
+                "curve_methods must be some of methods, h2o among them; "
+                f"got {', '.join(self.curve_methods) or 'none'}"
+            )
+        if not self.block < self.curve_tokens <= self.tokens:
+            raise ValueError(
+                f"curve_tokens must be above block {self.block} and at most tokens {self.tokens}; "
+                f"got {self.curve_tokens}"
+            )
+        if max(self.budgets) >= self.curve_tokens:
+            raise ValueError(
+                f"budgets must be below curve_tokens {self.curve_tokens}, or nothing is evicted; "
                 f"got {max(self.budgets)}"
             )
         needed = max(2 * self.block + self.sinks, self.block / (1 - self.recent_share))
@@ -75,10 +87,10 @@ class TokenEvictionParams:
         for name, budget in (("budget", self.budget), ("check.budget", self.check.budget)):
             if budget not in self.budgets:
                 raise ValueError(f"{name} must be one of budgets; got {budget}")
-        if not self.check.budget < self.check.tokens <= self.tokens:
+        if not self.check.budget < self.check.tokens <= self.curve_tokens:
             raise ValueError(
-                f"check.tokens must be above check.budget {self.check.budget} and at most tokens "
-                f"{self.tokens}; got {self.check.tokens}"
+                f"check.tokens must be above check.budget {self.check.budget} and at most "
+                f"curve_tokens {self.curve_tokens}; got {self.check.tokens}"
             )
         room = self.tokens - self.budget + self.block
         if self.decode.tokens * (self.decode.rounds + 1) > room:
@@ -93,13 +105,16 @@ class TokenEvictionParams:
         return make_policy(method, Limits(recent, self.sinks, seed))
 
     def arms(self, budget: int, seed: int) -> dict[str, Arm]:
-        """Every method; at `budget` also other draws, shares of recent tokens and positions."""
-        arms = {name: Arm(self.policy(name, budget, seed)) for name in self.methods}
-        if budget == self.budget:
-            more = range(1, self.seeds) if "random" in self.methods else ()
-            arms |= {f"random_{n}": Arm(self.policy("random", budget, seed + n)) for n in more}
-            for share in self.other_shares:
-                arms[f"h2o_recent_{share:g}"] = Arm(self.policy("h2o", budget, share=share))
-            names = [name for name in self.methods if name != "random"]
-            arms |= {f"{n}_compacted": Arm(self.policy(n, budget), compacted=True) for n in names}
-        return arms
+        """The methods that run at a budget."""
+        names = self.methods if budget == self.budget else self.curve_methods
+        return {name: Arm(self.policy(name, budget, seed)) for name in names}
+
+    def more_arms(self, seed: int) -> dict[str, Arm]:
+        """Only at `budget`: other draws, other shares of recent tokens, compacted positions."""
+        budget = self.budget
+        seeds = range(1, self.seeds) if "random" in self.methods else ()
+        arms = {f"random_{n}": Arm(self.policy("random", budget, seed + n)) for n in seeds}
+        for share in self.other_shares:
+            arms[f"h2o_recent_{share:g}"] = Arm(self.policy("h2o", budget, share=share))
+        names = [name for name in self.methods if name != "random"]
+        return arms | {f"{n}_compacted": Arm(self.policy(n, budget), True) for n in names}

@@ -24,14 +24,16 @@ def plot_eviction(
             own = sorted((r["budget"], r[key]) for r in rows if r["arm"] == name)
             panel.plot(*zip(*own, strict=True), marker="o", label=name)
         panel.axhline(full[key], color="0.4", linestyle="--", label="full cache")
-        budgets = [budget for budget, _ in own]
+        budgets = sorted({row["budget"] for row in rows if row["arm"] != "full"})
         panel.set(xscale="log", xlabel="budget, tokens a head", ylabel=key.replace("_", " "))
         panel.set_xticks(budgets, budgets)
         panel.minorticks_off()
         panel.legend()
     panels[0].set(yscale="log")
     low, high = panels[0].get_ylim()
-    ticks = [tick for tick in (5, 10, 15, 20, 30, 50, 100, 200, 500, 1000) if low < tick < high]
+    ticks = [
+        tick for tick in (5, 10, 15, 20, 25, 30, 40, 50, 70, 100, 200, 500) if low < tick < high
+    ]
     panels[0].set_yticks(ticks, ticks)
     panels[0].minorticks_off()
     for name in methods:

@@ -20,17 +20,19 @@ STRETCHES = 32
 
 @dataclass
 class Runs:
-    """What the passes leave. `states`: by (arm, budget), [inputs, tokens, hidden].
+    """What the passes leave: final states, [inputs, tokens, hidden] each.
 
-    `held`: by arm, at the main budget, before the last block: the positions that each head holds,
-    [layers, inputs, kv_heads, kept]. `attention`: what full attention of the last block's queries
-    gave each position, [layers, inputs, kv_heads, tokens]. `single`: states of eviction token by
-    token. `decode_ms`: of a decoded token, by what is kept.
+    `whole`: of all tokens, by method at the main budget, and `full`. `curve`: of the first
+    `curve_tokens`, by (arm, budget). `single`: of eviction token by token. `held`: by method, at
+    the main budget, the positions that each head holds before the last block, [layers, inputs,
+    kv_heads, kept]. `attention`: what full attention of the last block's queries gave each
+    position, [layers, inputs, kv_heads, tokens]. `decode_ms`: of a token, by what is kept.
     """
 
-    states: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    held: dict[str, Tensor] = field(default_factory=dict)
+    whole: dict[str, Tensor] = field(default_factory=dict)
+    curve: dict[tuple[str, int], Tensor] = field(default_factory=dict)
     single: Tensor = field(default_factory=lambda: torch.empty(0))
+    held: dict[str, Tensor] = field(default_factory=dict)
     attention: Tensor = field(default_factory=lambda: torch.empty(0))
     decode_ms: dict[str, float] = field(default_factory=dict)
 
@@ -43,15 +45,18 @@ def run_all(model: Llama, tokens: Tensor, params: TokenEvictionParams, seed: int
     inputs, length = tokens.shape
     full = EvictingCache(model.config, [Arm(None)], inputs, length, params.block, model.dtype)
     runs, pieces, last = Runs(), [], length - params.block
+    first = tokens[:, : params.curve_tokens]
     for budget in sorted(set(params.budgets)):
         pieces.append(run(model, full, tokens[:, full.length : budget - params.block]))
         prefix = torch.cat(pieces, dim=1)
-        states, held = run_arms(model, full, params.arms(budget, seed), budget, tokens)
-        for name, rest in states.items():
-            runs.states[name, budget] = torch.cat((prefix, rest), dim=1)
+        arms = params.arms(budget, seed)
         if budget == params.budget:
-            runs.held = held
+            rests, runs.held = run_arms(model, full, arms, budget, tokens)
+            runs.whole = {name: torch.cat((prefix, rest), 1) for name, rest in rests.items()}
             runs.decode_ms = decode_costs(model, full, tokens, params)
+            arms = params.more_arms(seed)
+        for name, rest in run_arms(model, full, arms, budget, first)[0].items() if arms else ():
+            runs.curve[name, budget] = torch.cat((prefix, rest), dim=1)
         if budget == params.check.budget:
             single = full.branch([Arm(params.policy("h2o", budget))], budget, 1)
             rest = run(model, single, tokens[:, full.length : params.check.tokens])
@@ -60,7 +65,7 @@ def run_all(model: Llama, tokens: Tensor, params: TokenEvictionParams, seed: int
     before = full.scores.clone()
     pieces.append(run(model, full, tokens[:, last:]))
     runs.attention = full.scores - before
-    runs.states["full", length] = torch.cat(pieces, dim=1)
+    runs.whole["full"] = torch.cat(pieces, dim=1)
     return runs
 
 
@@ -109,19 +114,31 @@ def decode_costs(
     return {name: statistics.median(own) for name, own in taken.items()}
 
 
-def score_all(model: Llama, runs: Runs, tokens: Tensor) -> dict[tuple[str, int], Scores]:
-    """Every arm of every budget beside the full cache."""
-    names = {f"{arm}@{budget}": (arm, budget) for arm, budget in runs.states}
-    states = {name: runs.states[key] for name, key in names.items()}
-    reference = next(name for name, (arm, _) in names.items() if arm == "full")
-    found = score(model, states, tokens, reference)
-    return {key: found[name] for name, key in names.items()}
+def score_all(
+    model: Llama, runs: Runs, tokens: Tensor, params: TokenEvictionParams
+) -> tuple[dict[str, Scores], dict[tuple[str, int], Scores]]:
+    """The methods on all tokens, and every arm of every budget on the first `curve_tokens`."""
+    size = params.curve_tokens
+    whole = score(model, runs.whole, tokens, "full")
+    states = {f"{arm}@{budget}": own for (arm, budget), own in runs.curve.items()}
+    states["full"] = runs.whole["full"][:, :size]
+    found = score(model, states, tokens[:, :size], "full")
+    curve = {key: found[f"{key[0]}@{key[1]}"] for key in runs.curve}
+    curve |= {(name, params.budget): _first(own, size) for name, own in whole.items()}
+    curve["full", size] = curve.pop(("full", params.budget))
+    return whole, curve
+
+
+def _first(scores: Scores, tokens: int) -> Scores:
+    """Those of the first `tokens` tokens of each input."""
+    parts = (scores.nats, scores.divergence, scores.correct)
+    return Scores(*(part[:, : tokens - 1] for part in parts))
 
 
 def block_difference(
     model: Llama,
     runs: Runs,
-    scores: Mapping[tuple[str, int], Scores],
+    curve: Mapping[tuple[str, int], Scores],
     tokens: Tensor,
     params: TokenEvictionParams,
 ) -> float:
@@ -131,38 +148,49 @@ def block_difference(
     """
     check = params.check
     single = score(model, {"single": runs.single}, tokens[:, : check.tokens], "single")["single"]
-    blocks = scores["h2o", check.budget].nats[:, : check.tokens - 1]
+    blocks = curve["h2o", check.budget].nats[:, : check.tokens - 1]
     return float((blocks - single.nats)[:, check.budget - 1 :].double().mean())
 
 
-def arm_table(
-    scores: Mapping[tuple[str, int], Scores],
-    attention: Mapping[str, float],
-    params: TokenEvictionParams,
+def method_table(
+    whole: Mapping[str, Scores], attention: Mapping[str, float], params: TokenEvictionParams
 ) -> list[dict[str, Any]]:
-    """One row an arm and budget; perplexity also of the tokens beyond the main budget alone.
-
-    `attention`: of `kept_attention`, which is empty in the table at other budgets.
-    """
-    full = next(own for (arm, _), own in scores.items() if arm == "full")
+    """One row a method at the main budget, on all tokens, and on those beyond it alone."""
     beyond = params.budget
+    return [
+        {
+            "method": name,
+            **_measures(own, whole["full"]),
+            f"token_perplexity_beyond_{beyond}": own.perplexity(beyond),
+            f"next_token_accuracy_beyond_{beyond}": own.accuracy(beyond),
+            "attention_kept": attention.get(name, 1.0),
+        }
+        for name, own in whole.items()
+    ]
+
+
+def curve_table(curve: Mapping[tuple[str, int], Scores]) -> list[dict[str, Any]]:
+    """One row an arm and budget, on the first `curve_tokens`."""
+    full = next(own for (arm, _), own in curve.items() if arm == "full")
     return [
         {
             "arm": arm,
             "budget": budget,
-            "series": f"{arm}, {budget}",
             "positions": "compacted" if arm.endswith("compacted") else "kept",
-            "token_perplexity": own.perplexity(),
-            f"token_perplexity_beyond_{beyond}": own.perplexity(beyond),
-            "next_token_accuracy": own.accuracy(),
-            f"next_token_accuracy_beyond_{beyond}": own.accuracy(beyond),
-            "kl_nats": own.kl(),
-            "nats_over_full": float((own.nats - full.nats).double().mean()),
-            "nats_over_full_error": paired_error(own.nats, full.nats),
-            "attention_kept": attention[arm] if budget == params.budget else "",
+            **_measures(own, full),
         }
-        for (arm, budget), own in scores.items()
+        for (arm, budget), own in curve.items()
     ]
+
+
+def _measures(own: Scores, full: Scores) -> dict[str, float]:
+    return {
+        "token_perplexity": own.perplexity(),
+        "next_token_accuracy": own.accuracy(),
+        "kl_nats": own.kl(),
+        "nats_over_full": float((own.nats - full.nats).double().mean()),
+        "nats_over_full_error": paired_error(own.nats, full.nats),
+    }
 
 
 def kept_attention(runs: Runs, block: int) -> dict[str, float]:
@@ -193,27 +221,25 @@ def held_table(runs: Runs) -> list[dict[str, Any]]:
 
 
 def metrics(
-    rows: Sequence[dict[str, Any]],
-    attention: Mapping[str, float],
+    methods: Sequence[dict[str, Any]],
+    curve: Sequence[dict[str, Any]],
     block_nats: float,
     params: TokenEvictionParams,
 ) -> dict[str, float]:
-    """Perplexity and accuracy of each method at `budget`; of random eviction the mean of seeds."""
-    at = {row["arm"]: row for row in rows if row["budget"] == params.budget}
-    groups = {name: [row for arm, row in at.items() if _method(arm) == name] for name in at}
-    shown = {"full": [row for row in rows if row["arm"] == "full"]}
-    shown |= {name: groups[name] for name in params.methods}
+    """Perplexity, accuracy and attention kept of each method; the spread of random draws.
+
+    The spread is that of the first `curve_tokens`.
+    """
     values: dict[str, float] = {}
-    for key in ("token_perplexity", "next_token_accuracy"):
-        for name, own in shown.items():
-            values[f"{key}_{name}"] = statistics.fmean(row[key] for row in own)
-    if len(draws := [row["token_perplexity"] for row in shown.get("random", [])]) > 1:
+    for key in ("token_perplexity", "next_token_accuracy", "attention_kept"):
+        values |= {f"{key}_{row['method']}": row[key] for row in methods}
+    del values["attention_kept_full"]
+    draws = [
+        row["token_perplexity"]
+        for row in curve
+        if row["budget"] == params.budget and row["arm"].split("_")[0] == "random"
+    ]
+    if len(draws) > 1:
         values["token_perplexity_random_std"] = statistics.stdev(draws)
-    values |= {f"attention_kept_{name}": attention[name] for name in params.methods}
     values["h2o_block_over_single_nats"] = block_nats
     return values
-
-
-def _method(arm: str) -> str:
-    """The method that an arm is a draw of; compacted arms stand for themselves."""
-    return "random" if arm.startswith("random") else arm

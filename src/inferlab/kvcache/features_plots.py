@@ -50,7 +50,7 @@ def _draw_memory(
     own = panel.barh(places, anonymous, label="anonymous")
     panel.bar_label(own, fmt="{:.0f}", label_type="center", fontsize="small", color="white")
     mapped = panel.barh(places, files, left=anonymous, label="file-backed", color="0.75")
-    texts = [f"{size:.0f}" if size else "" for size in files]
+    texts = [f"{size:.0f}" if size >= 1 else "" for size in files]
     panel.bar_label(mapped, texts, label_type="center", fontsize="small")
     panel.set(xlabel="peak memory of load, prefill and decode, MiB")
     _legend_above(panel)
@@ -88,7 +88,7 @@ def _draw_batches(
         bars = panel.barh(shifted, own, height, label=f"{model}, {tokens:,} tokens")
         panel.bar_label(bars, fmt="{:,.0f}", fontsize="x-small", padding=2)
     panel.set(xscale="log", xlabel=f"most sequences on one {gpu}, calculated")
-    panel.margins(x=0.15)
+    panel.set_xlim(1, 5 * max(2, *(row["largest_batch"] for row in batches)))
     _legend_above(panel)
 
 

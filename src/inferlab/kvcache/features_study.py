@@ -113,9 +113,11 @@ def _prepared(
     _ = warm @ warm
     model_without_memory(AutoConfig.from_pretrained(folders["bf16"]))
     compiled()
+    held: list[Engine] = []
 
     def operation() -> int:
         engine = load_engine(features, folders, threads)
+        held.append(engine)  # the last look at this process must still find the pages it mapped
         engine.start(torch.tensor(prompts), new_tokens)
         engine.decode(new_tokens)
         return engine.cache_bytes
@@ -149,13 +151,18 @@ def decode_speeds(
     return {name: median(found) for name, found in seen.items()}
 
 
-def score(engines: Mapping[str, Engine], windows: Tensor) -> dict[str, Tensor]:
-    """Mean nats a token of each of `windows` [windows, length]: [windows], by engine."""
-    scored = windows.shape[1] - 1
-    return {
-        name: torch.cat([engine.nats(window) for window in windows.split(1)]) / scored
-        for name, engine in progress(engines.items(), "perplexity")
-    }
+def score(arms: Arms, engines: Mapping[str, Engine], windows: Tensor) -> dict[str, Tensor]:
+    """Mean nats a token of each of `windows` [windows, length]: [windows], by arm.
+
+    Arms that differ only in where their weights lie compute the same and are scored once.
+    """
+    same = {name: features and replace(features, mapped=False) for name, features in arms.items()}
+    found: dict[Features | None, Tensor] = {}
+    for name, features in progress(same.items(), "perplexity"):
+        if features not in found:
+            nats = [engines[name].nats(window) for window in windows.split(1)]
+            found[features] = torch.cat(nats) / (windows.shape[1] - 1)
+    return {name: found[features] for name, features in same.items()}
 
 
 def arm_table(

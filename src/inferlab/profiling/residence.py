@@ -17,10 +17,9 @@ from inferlab.errors import InferlabError
 
 KIB = 1024
 SAMPLE_SECONDS = 0.002
-FILES_EVERY = 20
+RESIDENT = re.compile(r"^Rss:\s+(\d+)", re.MULTILINE)
+FILES_EVERY = 50
 """Samples of anonymous memory for each one of the files', which takes the kernel milliseconds."""
-
-MAPPING = re.compile(r"[0-9a-f]+-[0-9a-f]+ ")
 
 
 @dataclass(frozen=True)
@@ -73,14 +72,11 @@ def anonymous_bytes(pid: int) -> int:
 
 def file_bytes(pid: int, paths: set[str]) -> int:
     """Bytes of mapped files in memory, of those whose resolved paths are given."""
-    total, counted = 0, False
-    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
-        if MAPPING.match(line):
-            fields = line.split(maxsplit=5)
-            counted = len(fields) == 6 and fields[5] in paths
-        elif counted and line.startswith("Rss:"):
-            total += KIB * int(line.split()[1])
-    return total
+    content = Path(f"/proc/{pid}/smaps").read_text()
+    found = (re.finditer(rf" {re.escape(path)}\n", content) for path in paths)
+    # Searched for and not read line by line: the process that is watched needs the processor.
+    sizes = (RESIDENT.search(content, one.end()) for each in found for one in each)
+    return sum(KIB * int(size[1]) for size in sizes)
 
 
 def _watch(connection: Connection, pid: int, paths: set[str]) -> Residence:

@@ -23,7 +23,11 @@ MARKS = ("x", "o", "s", "^")
 
 
 def plot_heads(
-    scores: Tensor, arms: Sequence[Arm], rows: Sequence[Row], layers: Sequence[Row], path: Path
+    scores: Tensor,
+    arms: Sequence[Arm],
+    rows: Sequence[Row],
+    layers: Sequence[Row],
+    path: Path,
 ) -> None:
     """Heat map of the gradient scores [samples, layers, heads], accuracy by arm, layers."""
     figure, panels = plt.subplots(1, 3, figsize=(18, 5), layout="constrained")
@@ -60,27 +64,32 @@ def _heat_map(figure: plt.Figure, panel: plt.Axes, scores: Tensor, ranked: Seque
 
 
 def _accuracies(panel: plt.Axes, rows: Sequence[Row]) -> None:
-    """Bars by choice and share: filled after recovery, hatched without it."""
+    """Bars by choice and share, without and with retraining."""
     shares = sorted({row["share"] for row in rows} - {0.0})
     whole = {row["state"]: row["accuracy_mean"] for row in rows if row["choice"] == "whole"}
     names = [(choice, share) for share in shares for choice in CHOICES]
-    for offset, state in enumerate(("pruned", "recovered")):
+    labels = {"pruned": "not retrained", "recovered": "retrained"}
+    for offset, state in enumerate(labels):
         own = {(row["choice"], row["share"]): row for row in rows if row["state"] == state}
         bars = panel.barh(
             [place + 0.4 * offset - 0.2 for place in range(len(names))],
             [own[name]["accuracy_mean"] for name in names],
             0.4,
             xerr=[own[name]["accuracy_std"] for name in names],
-            label="after the removal" if state == "pruned" else "after retraining",
+            label=labels[state],
         )
-        panel.bar_label(bars, fmt="%.3f", fontsize="small", padding=2)
-        panel.axvline(whole[state], color=f"C{offset}", linestyle=":", label=f"whole, {state}")
-    labels = [f"{100 * share:g} %, {CHOICES[choice]}" for choice, share in names]
-    panel.set_yticks(range(len(names)), labels)
+        panel.bar_label(bars, fmt="%.3f", fontsize="small", label_type="center", color="white")
+        panel.axvline(
+            whole[state],
+            color=f"C{offset}",
+            linestyle=":",
+            label=f"whole, {labels[state]}",
+        )
+    ticks = [f"{100 * share:g} %, {CHOICES[choice]}" for choice, share in names]
+    panel.set_yticks(range(len(names)), ticks)
     panel.invert_yaxis()
     panel.set(xlabel="test accuracy, mean and std of draws", title="what removal costs")
-    panel.set_xlim(0, max(whole.values()) * 1.25)
-    panel.legend(fontsize="small", loc="lower right")
+    panel.legend(loc="upper center", bbox_to_anchor=(0.4, -0.12), ncols=4, fontsize="small")
 
 
 def _layers(panel: plt.Axes, layers: Sequence[Row]) -> None:
@@ -103,5 +112,14 @@ def _layers(panel: plt.Axes, layers: Sequence[Row]) -> None:
     )
     cost.axhline(0, color="grey", linewidth=0.5)
     cost.set_ylabel("rise of the test loss, nats")
-    handles = [*panel.get_legend_handles_labels()[0], *cost.get_legend_handles_labels()[0]]
-    panel.legend(handles=handles, fontsize="small")
+    handles = [
+        *panel.get_legend_handles_labels()[0],
+        *cost.get_legend_handles_labels()[0],
+    ]
+    panel.legend(
+        handles=handles,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.12),
+        ncols=3,
+        fontsize="small",
+    )

@@ -28,7 +28,7 @@ def plot_pruning(
     path: Path,
 ) -> None:
     """Accuracy, bytes of the matrices, and latency, each against sparsity."""
-    figure, panels = plt.subplots(1, 3, figsize=(17, 5), layout="constrained")
+    figure, panels = plt.subplots(1, 3, figsize=(17, 5.6), layout="constrained")
     _accuracies(panels[0], rows)
     for dtype, style in (("fp32", "-"), ("bf16", ":")):
         for number, (name, label) in enumerate(FORMAT_LABELS.items()):
@@ -45,7 +45,7 @@ def plot_pruning(
     _latencies(panels[2], latencies)
     for panel in panels:
         panel.set_xlabel("share of the weights set to zero, %")
-        panel.legend(fontsize="small")
+        panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2, fontsize="small")
     figure.savefig(path, format="png", dpi=110)
     plt.close(figure)
 
@@ -80,5 +80,12 @@ def _latencies(panel: plt.Axes, latencies: Sequence[Row]) -> None:
             if len(times) == 1:
                 panel.axhline(milliseconds[0], color=f"C{number}", linestyle=style, label=label)
             else:
-                panel.plot(shares, milliseconds, style, marker="o", color=f"C{number}", label=label)
+                panel.plot(
+                    shares,
+                    milliseconds,
+                    style,
+                    marker="o",
+                    color=f"C{number}",
+                    label=label,
+                )
     panel.set(yscale="log", ylabel="milliseconds", title="latency by kernel")

@@ -81,7 +81,7 @@ def render(
 ) -> str:
     """The page. `advice` is text when there is none: what is missing for it."""
     environment = Environment(
-        loader=PackageLoader("inferlab.reporting"),
+        loader=PackageLoader("inferlab.reporting", "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

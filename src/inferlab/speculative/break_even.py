@@ -8,10 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-
-def expected_tokens(acceptance: float, length: int) -> float:
-    """Tokens that a round of `length` proposals yields: (1 - a^(n+1)) / (1 - a)."""
-    return float(sum(acceptance**place for place in range(length + 1)))
+from inferlab.speculative.closed_form import expected_tokens
 
 
 def speedup(acceptance: float, length: int, draft_cost: float, verify: Sequence[float]) -> float:

@@ -10,8 +10,13 @@ from collections.abc import Sequence
 from inferlab.errors import InferlabError
 
 
+def expected_tokens(acceptance: float, length: int) -> float:
+    """(1 − α^(γ+1)) / (1 − α), as the sum 1 + α + … + α^γ, which also holds at α = 1."""
+    return float(sum(acceptance**kept for kept in range(length + 1)))
+
+
 def tokens_per_call(acceptance: float, length: int) -> float:
-    """(1 − α^(γ+1)) / (1 − α), as the sum 1 + α + … + α^γ, which also holds at α = 1.
+    """The same for what was asked for and not measured.
 
     Raises InferlabError for an acceptance outside (0, 1] or a length below 1.
     """
@@ -19,7 +24,7 @@ def tokens_per_call(acceptance: float, length: int) -> float:
         raise InferlabError(f"the acceptance must be above 0 and at most 1; got {acceptance:g}")
     if length < 1:
         raise InferlabError(f"the draft length must be at least 1; got {length}")
-    return float(sum(acceptance**kept for kept in range(length + 1)))
+    return expected_tokens(acceptance, length)
 
 
 def speedup(tokens: float, length: int, cost_ratio: float) -> float:

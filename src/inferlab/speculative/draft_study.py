@@ -16,7 +16,8 @@ from inferlab.models.runtime.decoding import GREEDY, Sampling, generate
 from inferlab.models.runtime.llama import Llama
 from inferlab.params import section
 from inferlab.run import progress
-from inferlab.speculative.break_even import best_length, expected_tokens, speedup
+from inferlab.speculative.break_even import best_length, speedup
+from inferlab.speculative.closed_form import expected_tokens
 from inferlab.speculative.decoding import LONGEST, Trace, speculate
 from inferlab.speculative.drafters import Drafter, ModelDrafter
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("inferlab.runtime")
 SOURCE = Path(__file__).with_name("kernel.cpp")
-HEADERS = tuple(SOURCE.with_name(f"kernel_{part}.h") for part in ("vectors", "products"))
+HEADERS = tuple(SOURCE.with_name(name) for name in ("kernel_vectors.h", "kernel_products.h"))
 COMPILERS = ("g++", "c++", "clang++")
 FLAGS = "-std=c++17 -O3 -fno-math-errno -fno-trapping-math -fopenmp -shared -fPIC -Wno-psabi"
 LANES = 16

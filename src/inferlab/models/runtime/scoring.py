@@ -7,7 +7,7 @@ from torch import Tensor
 from inferlab.models.runtime.cache import Window
 from inferlab.models.runtime.llama import Llama
 
-LOGIT_ROWS = 512
+LOGIT_ROWS = 128
 
 
 @torch.inference_mode()

@@ -94,7 +94,11 @@ def stream(
 
 
 def token_bytes(model: Llama, cache: KVCache) -> int:
-    """Bytes that decoding the next token reads: all linear layers, the head, the cache in use."""
+    """Bytes that decoding the next token reads: the weights and the cache in use."""
+    return weight_bytes(model) + cache.bytes * cache.used // (cache.slots + 1)
+
+
+def weight_bytes(model: Llama) -> int:
+    """Bytes of weights that one decoded token reads: all linear layers and the head."""
     linears = [one for layer in model.layers for part in layer.projections for one in part.parts]
-    weights = sum(tensor.nbytes for one in [*linears, model.head] for tensor in one.tensors)
-    return weights + cache.bytes * cache.used // (cache.slots + 1)
+    return sum(tensor.nbytes for one in [*linears, model.head] for tensor in one.tensors)
