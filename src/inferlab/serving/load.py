@@ -9,7 +9,7 @@ and no latency is ever computed from it.
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -77,9 +77,12 @@ def cut_requests(
 
 
 async def closed_loop(
-    target: Target, requests: Sequence[Request], concurrency: int
+    target: Target, requests: Iterable[Request], concurrency: int
 ) -> list[Outcome]:
-    """`concurrency` clients, each sending its next request when its last one has ended."""
+    """`concurrency` clients, each sending its next request when its last one has ended.
+
+    The next request is taken when a client is free, so that a generator may end the load by time.
+    """
     waiting = iter(requests)
     outcomes: list[Outcome] = []
     async with _client() as client:
