@@ -20,18 +20,11 @@ from inferlab.data.tables import Row
 from inferlab.distillation.pairs import Filtered, filter_pairs
 from inferlab.errors import InferlabError
 from inferlab.params import section
+from inferlab.serving.library import ENVIRONMENT
 
 FORM = (
     r"( [A-Za-z0-9']{1,14}){3,12}\?\nAnswer: [A-Z0-9][A-Za-z0-9]{0,14}( [A-Za-z0-9]{1,14}){0,3}\n"
 )
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_HOST_IP": "127.0.0.1",
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-}
 
 
 @section

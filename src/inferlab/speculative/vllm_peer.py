@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from inferlab.distillation.generation import ENVIRONMENT
 from inferlab.errors import InferlabError
+from inferlab.serving.library import ENVIRONMENT
 
 
 @dataclass(frozen=True)
