@@ -15,7 +15,7 @@ STAMP := $(VENV)/.stamp-$(shell cat $(LOCK) pyproject.toml Makefile | sha256sum 
 export PATH := $(BIN):$(PATH)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup repro test bench lint lock clean
+.PHONY: setup ray repro test bench lint lock clean
 
 setup: $(STAMP)
 
@@ -34,6 +34,11 @@ $(STAMP):
 	@$(BIN)/python -c 'import torch, transformers' || { \
 	  echo "inferlab: torch does not import; remove $(VENV) and choose another build: make setup TORCH_INDEX=<url>" >&2; exit 1; }
 	touch $@
+
+# Optional: spreads the simulators' sweeps over a cluster (workers.backend: ray). 79 MB, and nothing
+# else: what it needs is in the lock.
+ray: setup
+	$(BIN)/python -m pip install -qq --no-deps --require-hashes -r requirements/ray.txt
 
 repro: setup
 ifeq ($(PROFILE),)

@@ -235,7 +235,7 @@ def run_of(seed: int) -> tuple[list[int], int]:
 )
 def test_backends_give_the_same_to_the_bit(backend: str) -> None:
     work = [(seed,) for seed in range(4)]
-    assert spread(run_of, work, Workers(2, backend), 2) == [run_of(seed) for seed in range(4)]
+    assert spread(run_of, work, Workers(2, backend, None), 2) == [run_of(seed) for seed in range(4)]
     assert run_of(0) != run_of(1)
 
 

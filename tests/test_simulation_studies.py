@@ -34,7 +34,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 def section(name: str, **changes: Any) -> dict[str, Any]:
     content = yaml.safe_load(Path("params.yaml").read_text())[name]
-    content["workers"] = {"jobs": 1, "backend": "sequential"}
+    content["workers"] = {"jobs": 1, "backend": "sequential", "address": None}
     return content | SMALL[name] | changes
 
 
