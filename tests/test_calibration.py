@@ -85,11 +85,13 @@ def test_weighted_sums_by_hand() -> None:
 
 @pytest.mark.parametrize("columns", [GRAM_BLOCK, GRAM_BLOCK + 7, 2 * GRAM_BLOCK + 1])
 def test_wide_inputs_are_multiplied_in_blocks(columns: int) -> None:
-    inputs = torch.randn(20, columns, generator=torch.Generator().manual_seed(0))
-    weights = torch.rand(20, generator=torch.Generator().manual_seed(1))
+    # What a bf16 model gives, and weights whose roots are powers of 2: no factor is rounded.
+    inputs = torch.randn(20, columns, generator=torch.Generator().manual_seed(0)).bfloat16()
+    weights = 4.0 ** torch.randint(-2, 3, (20,), generator=torch.Generator().manual_seed(1))
     seen = Accumulator()
     seen.observe(inputs, weights)
     seen.observe(inputs, weights)
+    inputs = inputs.float()
     found = seen.statistics()
     torch.testing.assert_close(found["hessian"], 2 * inputs.t() @ inputs / 20)
     expected = 2 * (inputs.t() * weights) @ inputs / weights.sum()
@@ -121,6 +123,27 @@ def test_hessian_of_bf16_inputs_is_summed_in_fp32() -> None:
     assert seen.tokens == 3000
     torch.testing.assert_close(seen.statistics()["hessian"], torch.full((4, 4), 2.0))
     assert seen.statistics()["hessian"].dtype == torch.float32
+
+
+def test_weights_round_inputs_to_bf16_at_most_and_the_hessian_stays_definite() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(400, 64, generator=generator).bfloat16()
+    weights = torch.rand(400, generator=generator)
+    seen = Accumulator()
+    seen.observe(inputs, weights)
+    found = seen.statistics()["weighted_hessian"].double()
+    exact = 2 * (inputs.double().t() * weights.double()) @ inputs.double() / weights.double().sum()
+    assert (found - exact).abs().max() < 2**-8 * exact.diagonal().max()
+    assert torch.linalg.eigvalsh(found).min() > 0
+
+
+@pytest.mark.parametrize("precision", ["highest", "high"])
+def test_the_precision_of_other_products_stays_as_it_was(precision: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    Accumulator().observe(torch.ones(2, 2))
+    assert torch.get_float32_matmul_precision() == precision
+    torch.set_float32_matmul_precision(before)
 
 
 def test_value_that_is_not_finite_is_refused() -> None:

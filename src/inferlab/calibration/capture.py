@@ -80,16 +80,16 @@ class _Probe:
         self.name = group.name
         self.seen = Accumulator(group.name)
         self._inputs = torch.empty(0)
-        self._squares: list[Tensor] = []
+        self._norms: list[Tensor] = []
         layers = [model.layer(group.block, name) for name in group.layers]
         self._handles = [layers[0].register_forward_pre_hook(self._see_input)]
         self._handles += [layer.register_forward_hook(self._see_output) for layer in layers]
 
     def flush(self) -> None:
         """Add what the last batch has shown."""
-        norms = torch.stack(self._squares).sum(0).sqrt() if self._squares else None
+        norms = torch.stack(self._norms).norm(dim=0) if self._norms else None
         self.seen.observe(self._inputs, norms)
-        self._squares.clear()
+        self._norms.clear()
 
     def remove(self) -> None:
         """Listen no more."""
@@ -104,7 +104,8 @@ class _Probe:
             output.register_hook(self._see_gradient)
 
     def _see_gradient(self, gradient: Tensor) -> None:
-        self._squares.append(gradient.flatten(0, -2).float().square().sum(1))
+        rows = gradient.flatten(0, -2)
+        self._norms.append(torch.linalg.vector_norm(rows, dim=1, dtype=torch.float32))
 
 
 def _probes(model: BlockwiseModel, groups: list[LinearGroup], number: int) -> list[_Probe]:
