@@ -4,15 +4,18 @@ import asyncio
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,10 +24,11 @@ import yaml
 from inferlab import params as parameters
 from inferlab.errors import InferlabError
 from inferlab.serving import engine as engines
-from inferlab.serving import load, watchdog
-from inferlab.serving.engine import EngineParams, serve
-from inferlab.serving.load import Outcome, Request, Target
+from inferlab.serving import experiment, load, watchdog
+from inferlab.serving.engine import EngineParams, Server, serve
+from inferlab.serving.load import ErrorKind, Outcome, Request, Target
 
+ROOT = Path(__file__).parent.parent
 PATIENCE_SECONDS = 60.0
 
 
@@ -100,7 +104,11 @@ def test_no_checkpoint_is_told_before_any_work(tmp_path: Path, engine: EnginePar
 
 def test_servers_listen_on_loopback_and_get_every_setting(engine: EngineParams) -> None:
     settings = dataclasses.replace(
-        engine, tensor_parallel=2, prefix_caching=False, extra_arguments=("--seed=1",)
+        engine,
+        tensor_parallel=2,
+        pipeline_parallel=3,
+        prefix_caching=False,
+        extra_arguments=("--seed=1",),
     )
     line = engines.command("tiny", Path("models/tiny"), 8000, settings)
     for argument in (
@@ -109,10 +117,37 @@ def test_servers_listen_on_loopback_and_get_every_setting(engine: EngineParams) 
         "--served-model-name=tiny",
         "--max-model-len=64",
         "--tensor-parallel-size=2",
+        "--pipeline-parallel-size=3",
         "--no-enable-prefix-caching",
         "--seed=1",
     ):
         assert argument in line
+
+
+def engine_sections() -> list[str]:
+    """Every stage of params.yaml that has a section of a server."""
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    return [name for name, one in content.items() if "tensor_parallel" in one.get("engine", {})]
+
+
+def test_the_serving_stages_have_a_section_of_the_server() -> None:
+    assert {"serve_benchmark", "step_cost"} <= set(engine_sections())
+
+
+@pytest.mark.parametrize("stage", engine_sections())
+def test_every_stage_passes_parallelism_on(stage: str, tmp_path: Path) -> None:
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())[stage]["engine"]
+    file = tmp_path / "params.yaml"
+    for tensor, pipeline in ((1, 1), (2, 1), (1, 2), (4, 2)):
+        changed = content | {"tensor_parallel": tensor, "pipeline_parallel": pipeline}
+        file.write_text(yaml.safe_dump({stage: {"engine": changed}}))
+        settings = parameters.load(f"{stage}.engine", EngineParams, file)
+        line = engines.command("tiny", Path("models/tiny"), 8000, settings)
+        assert f"--tensor-parallel-size={tensor}" in line
+        assert f"--pipeline-parallel-size={pipeline}" in line
+        # One worker may live in the engine's process; several may not.
+        alone = engines.environment(settings).get("VLLM_ENABLE_V1_MULTIPROCESSING") == "0"
+        assert alone == (tensor * pipeline == 1)
 
 
 def test_several_servers_get_ports_of_their_own() -> None:
@@ -217,16 +252,13 @@ def test_real_server_answers_refuses_and_breaks_off(tiny_llama: Path, engine: En
     assert_gone(processes)
 
 
-@pytest.mark.smoke
-def test_stage_from_end_to_end(
-    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def write_project(model: Path, **changes: object) -> None:
+    """In the current folder: parameters of a short benchmark of `model`, and text for prompts."""
     import torch
 
     from inferlab.store import save_tensors
-    from stages import serve_benchmark
 
-    content = yaml.safe_load(Path("params.yaml").read_text())
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
     section = content["serve_benchmark"] | {
         "variants": ["base"],
         "concurrency": [1, 2],
@@ -236,14 +268,23 @@ def test_stage_from_end_to_end(
         "prefill": {"concurrency": 1, "input_tokens": 16, "output_tokens": 1},
     }
     section["engine"] |= {"max_model_len": 64, "kv_cache_gib": 0.1, "threads": 1}
-    monkeypatch.chdir(tmp_path)
     Path("params.yaml").write_text(
-        yaml.safe_dump({"run": content["run"], "serve_benchmark": section})
+        yaml.safe_dump({"run": content["run"], "serve_benchmark": section | changes})
     )
-    shutil.copytree(tiny_llama, "models/base")
+    shutil.copytree(model, "models/base")
     Path("data/windows").mkdir(parents=True)
     stream = torch.randint(3, 100, (500,), generator=torch.manual_seed(0), dtype=torch.int32)
     save_tensors(Path("data/windows/training.safetensors"), {"input_ids": stream})
+
+
+@pytest.mark.smoke
+def test_stage_from_end_to_end(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stages import serve_benchmark
+
+    monkeypatch.chdir(tmp_path)
+    write_project(tiny_llama)
 
     serve_benchmark.main()
 
@@ -258,3 +299,67 @@ def test_stage_from_end_to_end(
     for axis in ("concurrency", "input_tokens", "output_tokens"):
         assert len(Path(f"plots/serve_benchmark/{axis}.csv").read_text().splitlines()) == 3
         assert Path(f"plots/serve_benchmark/{axis}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.smoke
+def test_server_killed_in_the_middle_of_a_benchmark_fails_the_stage(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Failures are counted, the log's last lines are told, nothing is published, nothing left."""
+    from stages import serve_benchmark
+
+    processes: list[psutil.Process] = []
+
+    def measure(servers: dict[str, Server], *arguments: Any) -> Any:
+        processes.extend(descendants(servers["base"].pid))
+        threading.Timer(1.0, processes[0].kill).start()
+        return experiment.measure(servers, *arguments)
+
+    monkeypatch.chdir(tmp_path)
+    write_project(tiny_llama, rounds=1000)
+    monkeypatch.setattr(serve_benchmark, "measure", measure)
+    with pytest.raises(SystemExit) as caught:
+        serve_benchmark.main()
+    first, *lines = str(caught.value).splitlines()
+    form = (
+        r"inferlab: the server of 'base' died, and of \d+ requests failed (\d+ \w+(, )?)+; its last"
+    )
+    assert re.match(form, first)
+    assert lines[-1] == "  | exit status -9"
+    assert_gone(processes)
+    assert not [path for path in Path().rglob("*") if ".partial" in path.name]
+    assert not list(Path().glob("metrics/**/*.json"))
+
+
+def outcome(error: ErrorKind | None) -> Outcome:
+    return Outcome(0.0, 0.0, 1.0, (1.0,), 4, 1, error)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """Passes for a server that ends when its standard input does."""
+    log = tmp_path / "server.log"
+    log.write_text("".join(f"line {number}\n" for number in range(40)))
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        yield Server("tiny", "http://127.0.0.1:1", process.pid, 0.0, process, log)
+
+
+def test_failures_of_a_living_server_are_only_counted(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experiment, "END_SECONDS", 0.05)
+    experiment.require_alive(server, [outcome(None), outcome("http_5xx"), outcome("cut")])
+
+
+def test_failures_of_a_server_that_ended_are_an_error(server: Server) -> None:
+    assert server.process.stdin is not None
+    server.process.stdin.close()
+    experiment.require_alive(server, [outcome(None)])
+    failed = [outcome("cut"), outcome("connect"), outcome(None), outcome("cut")]
+    with pytest.raises(InferlabError) as caught:
+        experiment.require_alive(server, failed)
+    first, *lines = str(caught.value).splitlines()
+    assert first == (
+        "the server of 'tiny' died, and of 4 requests failed 2 cut, 1 connect; its last log lines:"
+    )
+    assert lines[-1] == "  | line 39"

@@ -11,7 +11,7 @@ import yaml
 
 from inferlab import params as parameters
 from inferlab.errors import InferlabError
-from inferlab.serving.engine import EngineParams
+from inferlab.serving.engine import EngineParams, command
 from inferlab.serving.load import Outcome
 from inferlab.simulation import validation
 from inferlab.simulation.cost import StepCost, from_seconds, load_cost, save_costs
@@ -156,6 +156,10 @@ def test_server_gets_the_limits_that_are_simulated(tmp_path: Path) -> None:
         '--additional-config={"step_log": "/logs/heldout"}',
     }
     assert set(engine.extra_arguments) == expected
+    assert "--tensor-parallel-size=1" in command("x", Path("x"), 1, engine)
+    split = dataclasses.replace(params.engine, tensor_parallel=2, pipeline_parallel=3)
+    line = command("x", Path("x"), 1, with_limits(split, limits, Path("x")))
+    assert "--tensor-parallel-size=2" in line and "--pipeline-parallel-size=3" in line
     whole = with_limits(params.engine, Limits(8, 256, False, 0, 48, 32), Path("x"))
     assert "--no-enable-chunked-prefill" in whole.extra_arguments
 

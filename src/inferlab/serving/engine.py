@@ -1,6 +1,7 @@
 """Real vLLM servers on loopback, each with all its processes gone when the context ends."""
 
 import contextlib
+import dataclasses
 import os
 import signal
 import socket
@@ -9,8 +10,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Literal
 
 import httpx
@@ -46,12 +48,17 @@ class EngineParams:
 
 @dataclass(frozen=True)
 class Server:
-    """One server that answers. `name` is the model's name in requests, `pid` its group's head."""
+    """One server that answers. `name` is the model's name in requests, `pid` its group's head.
+
+    `process` is that head, which ends when the server does, and `log` what both have printed.
+    """
 
     name: str
     url: str
     pid: int
     start_seconds: float
+    process: "subprocess.Popen[bytes]" = field(repr=False)
+    log: Path
 
 
 @dataclass(frozen=True)
@@ -64,10 +71,15 @@ class _Launch:
 
 
 @contextlib.contextmanager
-def serve(models: Mapping[str, Path], engine: EngineParams) -> Iterator[dict[str, Server]]:
+def serve(
+    models: Mapping[str, Path],
+    engine: EngineParams,
+    more_arguments: Mapping[str, Sequence[str]] = MappingProxyType({}),
+) -> Iterator[dict[str, Server]]:
     """Start one server for each name and checkpoint folder; yield them when all of them answer.
 
     A start is mostly imports, on one core a server, so starting together is the quickest way.
+    `more_arguments` are those that single servers get after `engine.extra_arguments`, by name.
     Raises InferlabError when a folder holds no checkpoint, a model's context is shorter than
     `engine.max_model_len`, a port is taken (the first server gets `engine.port`, the next ones
     the ports after it; 0: any free ones), or a server dies while loading or is not ready in time.
@@ -79,7 +91,9 @@ def serve(models: Mapping[str, Path], engine: EngineParams) -> Iterator[dict[str
     with tempfile.TemporaryDirectory(prefix="inferlab-") as folder:
         try:
             for (name, model), port in zip(models.items(), ports, strict=True):
-                launches.append(_launch(name, model, port, engine, Path(folder, f"{name}.log")))
+                own = (*engine.extra_arguments, *more_arguments.get(name, ()))
+                settings = dataclasses.replace(engine, extra_arguments=own)
+                launches.append(_launch(name, model, port, settings, Path(folder, f"{name}.log")))
             yield {launch.name: _ready(launch, engine.start_timeout_s) for launch in launches}
         finally:
             _stop([launch.process for launch in launches])
@@ -162,19 +176,23 @@ def _ready(launch: _Launch, timeout_s: float) -> Server:
     url = f"http://{HOST}:{launch.port}"
     while (seconds := time.monotonic() - launch.started) < timeout_s:
         if launch.process.poll() is not None:
-            raise InferlabError(f"the server of {launch.name!r} died while loading{_tail(launch)}")
+            raise InferlabError(
+                f"the server of {launch.name!r} died while loading{last_lines(launch.log)}"
+            )
         with contextlib.suppress(httpx.TransportError):
             if httpx.get(f"{url}/health", timeout=5.0).is_success:
-                return Server(launch.name, url, launch.process.pid, seconds)
+                process = launch.process
+                return Server(launch.name, url, process.pid, seconds, process, launch.log)
         time.sleep(0.2)
     raise InferlabError(
         f"the server of {launch.name!r} was not ready in {timeout_s:g} s; "
-        f"raise start_timeout_s{_tail(launch)}"
+        f"raise start_timeout_s{last_lines(launch.log)}"
     )
 
 
-def _tail(launch: _Launch) -> str:
-    lines = launch.log.read_text(errors="replace").splitlines()[-LOG_LINES:]
+def last_lines(log: Path) -> str:
+    """The end of a message about a process: the last lines of its log."""
+    lines = log.read_text(errors="replace").splitlines()[-LOG_LINES:]
     return "\n  | ".join(["; its last log lines:", *lines])
 
 

@@ -11,8 +11,11 @@ the first token is that of a burst, and throughput has the prefill of all prompt
 """
 
 import asyncio
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+import subprocess
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -21,7 +24,7 @@ from pydantic import Field
 from inferlab import params as parameters
 from inferlab.errors import InferlabError
 from inferlab.run import progress
-from inferlab.serving.engine import EngineParams, Server
+from inferlab.serving.engine import EngineParams, Server, last_lines
 from inferlab.serving.load import Outcome, Target, closed_loop, cut_requests
 from inferlab.serving.metrics import Objective, failures
 
@@ -30,6 +33,8 @@ AXES: tuple[Axis, ...] = ("concurrency", "input_tokens", "output_tokens")
 Count = Annotated[int, Field(ge=1)]
 Some = Field(min_length=1)
 WARM_UP_TOKENS = 8
+END_SECONDS = 2.0
+"""A connection breaks a moment before the process that held it has ended."""
 
 
 @parameters.section
@@ -94,35 +99,59 @@ def measure(
     """Warm every server up, then put every load on each of them, round by round.
 
     `stream` [tokens] is the text that prompts are cut from, at places that follow from `seed`.
+    Raises InferlabError when a request of the warm-up fails, or a server ends.
     """
-    targets = {name: Target(server.url, server.name) for name, server in servers.items()}
     warm_up = dataclasses.replace(params.middle, output_tokens=WARM_UP_TOKENS)
-    for name, target in targets.items():
-        _check_warm(name, _put(target, warm_up, stream, params, [seed]))
+    for name, server in servers.items():
+        _check_warm(name, _put(server, warm_up, stream, params, [seed]))
     turns = [
         (turn, place, load)
         for turn in range(max(params.rounds, params.length_rounds))
         for place, (load, rounds) in enumerate(plan(params).items())
         if turn < rounds
     ]
-    outcomes: Outcomes = {(name, load): [] for name in targets for load in plan(params)}
+    outcomes: Outcomes = {(name, load): [] for name in servers for load in plan(params)}
     for turn, place, load in progress(turns, "loads"):
-        for name, target in targets.items():
-            done = _put(target, load, stream, params, [seed, turn, place])
+        for name, server in servers.items():
+            done = _put(server, load, stream, params, [seed, turn, place])
             outcomes[name, load].append(done)
     return outcomes
 
 
+def require_alive(server: Server, outcomes: Sequence[Outcome]) -> None:
+    """Raise InferlabError, with the log's last lines, if requests failed because the server ended.
+
+    What a living server refuses or cuts is counted, and is the caller's to judge.
+    """
+    failed = failures(outcomes)
+    if not failed:
+        return
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        server.process.wait(END_SECONDS)
+        raise InferlabError(
+            f"the server of {server.name!r} died, and of {len(outcomes)} requests failed "
+            f"{in_words(failed)}{last_lines(server.log)}"
+        )
+
+
+def in_words(failed: Counter[str]) -> str:
+    """`3 cut, 1 connect`."""
+    return ", ".join(f"{count} {kind}" for kind, count in failed.items())
+
+
 def _put(
-    target: Target, load: Load, stream: np.ndarray, params: ServeBenchmarkParams, seed: list[int]
+    server: Server, load: Load, stream: np.ndarray, params: ServeBenchmarkParams, seed: list[int]
 ) -> list[Outcome]:
     count = max(params.fewest_requests, params.requests_per_client * load.concurrency)
     requests = cut_requests(stream, count, load.input_tokens, load.output_tokens, seed)
-    return asyncio.run(closed_loop(target, requests, load.concurrency))
+    target = Target(server.url, server.name)
+    outcomes = asyncio.run(closed_loop(target, requests, load.concurrency))
+    require_alive(server, outcomes)
+    return outcomes
 
 
 def _check_warm(name: str, outcomes: list[Outcome]) -> None:
     """Raise InferlabError when requests of the warm-up failed: what follows would fail too."""
     if failed := failures(outcomes):
-        kinds = ", ".join(f"{count} {kind}" for kind, count in failed.items())
+        kinds = in_words(failed)
         raise InferlabError(f"the server of {name!r} failed requests of the warm-up: {kinds}")

@@ -22,7 +22,7 @@ from inferlab import params as parameters
 from inferlab.errors import InferlabError
 from inferlab.run import progress
 from inferlab.serving.engine import EngineParams, Server, serve
-from inferlab.serving.experiment import Load
+from inferlab.serving.experiment import Load, in_words, require_alive
 from inferlab.serving.load import Outcome, Request, Target, closed_loop, cut_requests, open_loop
 from inferlab.serving.metrics import failures
 from inferlab.simulation.cost import PICOSECONDS
@@ -154,9 +154,9 @@ def _put(server: Server, log: Path, work: _Work) -> tuple[list[Outcome], Window]
         outcomes = asyncio.run(closed_loop(target, work.requests, work.clients))
     else:
         outcomes = asyncio.run(open_loop(target, work.requests, work.arrivals))
+    require_alive(server, outcomes)
     if failed := failures(outcomes):
-        kinds = ", ".join(f"{count} {kind}" for kind, count in failed.items())
-        raise InferlabError(f"the server of {server.name!r} failed requests: {kinds}")
+        raise InferlabError(f"the server of {server.name!r} failed requests: {in_words(failed)}")
     return outcomes, read_window(log, begin, time.perf_counter())
 
 
