@@ -19,7 +19,7 @@ from inferlab.params import load
 from inferlab.speculative import draft_study as study
 from inferlab.speculative.break_even import best_length, break_even, speedup
 from inferlab.speculative.closed_form import expected_tokens
-from inferlab.speculative.decoding import decide, speculate
+from inferlab.speculative.decoding import Trace, decide, speculate
 from inferlab.speculative.drafters import LookupDrafter, ModelDrafter, NgramDrafter, Proposal
 from inferlab.speculative.prompts import KINDS, make_prompts
 from tests.runtime_models import make_model, quantized
@@ -147,6 +147,24 @@ def test_prompts_of_every_kind(tiny_llama: Path) -> None:
     assert prompts[0][1] == list(range(3, 35))
     with pytest.raises(InferlabError, match=r"wants 3 held-out windows of at least 32 tokens"):
         make_prompts(tokenizer, windows, 3, 32)
+
+
+def test_rounds_without_a_proposal_gain_and_cost_nothing() -> None:
+    # Half of the rounds: 1 + 0.5 + 0.25 tokens for 2·0.1 + 1.2; the others 1 token for 1 pass.
+    assert speedup(0.5, 2, 0.1, [1, 1.1, 1.2], 0.5) == pytest.approx((1.75 + 1) / (1.4 + 1))
+    assert speedup(0.5, 2, 0.1, [1, 1.1, 1.2], 0.0) == 1
+    assert speedup(0.5, 2, 0.1, [1, 1.1, 1.2]) == pytest.approx(1.75 / 1.4)
+
+
+def test_share_of_passes_with_a_proposal() -> None:
+    looked = Trace(tokens=[0] * 8, target_passes=4)
+    looked.count(2, 1)
+    looked.count(0, 0)
+    looked.count(2, 0)
+    looked.count(0, 0)
+    silent = Trace(tokens=[0] * 3, target_passes=4)
+    assert study.Tally([looked]).proposing == 0.5
+    assert study.Tally([looked, silent]).proposing == 0.25
 
 
 @pytest.mark.parametrize("length", [0, 8])

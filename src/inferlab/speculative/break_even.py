@@ -11,12 +11,21 @@ import numpy as np
 from inferlab.speculative.closed_form import expected_tokens
 
 
-def speedup(acceptance: float, length: int, draft_cost: float, verify: Sequence[float]) -> float:
+def speedup(
+    acceptance: float,
+    length: int,
+    draft_cost: float,
+    verify: Sequence[float],
+    proposing: float = 1.0,
+) -> float:
     """Over plain decoding. `draft_cost`: a pass of the draft; `verify[n]`: the target over n + 1.
 
-    Both in passes of the target over one token.
+    Both in passes of the target over one token. `proposing`: share of the rounds that the drafter
+    has something to propose for; the others are passes over one token.
     """
-    return expected_tokens(acceptance, length) / (length * draft_cost + verify[length])
+    tokens = proposing * expected_tokens(acceptance, length) + (1 - proposing)
+    cost = proposing * (length * draft_cost + verify[length]) + (1 - proposing)
+    return tokens / cost
 
 
 def best_length(acceptance: float, draft_cost: float, verify: Sequence[float]) -> int:

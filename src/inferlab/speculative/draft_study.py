@@ -75,6 +75,12 @@ class Tally:
         return sum(sum(trace.tried) for trace in self.traces)
 
     @property
+    def proposing(self) -> float:
+        """Share of the target's passes that had a proposal to look at."""
+        passes = sum(trace.target_passes for trace in self.traces)
+        return sum(sum(trace.tried[:1]) for trace in self.traces) / passes
+
+    @property
     def acceptance(self) -> float:
         """Share of them that it kept; 0 when nothing was proposed."""
         return sum(sum(trace.accepted) for trace in self.traces) / max(1, self.tried)
@@ -177,6 +183,7 @@ def table(tallies: Tallies, found: Costs, params: DraftModelsParams) -> list[dic
     rows = []
     for (drafter, decoding, kind), tally in tallies.items():
         acceptance, cost = tally.acceptance, found.draft.get(drafter, 0.0)
+        proposing, length = tally.proposing, params.length
         best = best_length(acceptance, cost, found.verify)
         seconds = sum(trace.seconds for trace in tally.traces)
         rows.append(
@@ -186,12 +193,14 @@ def table(tallies: Tallies, found: Costs, params: DraftModelsParams) -> list[dic
                 "kind": kind,
                 "acceptance": acceptance,
                 "tokens_per_pass": tally.tokens_per_pass,
-                "expected_tokens_per_pass": expected_tokens(acceptance, params.length),
+                "expected_tokens_per_pass": proposing * expected_tokens(acceptance, length)
+                + (1 - proposing),
                 "cost_ratio": cost,
+                "proposing": proposing,
                 "speedup": statistics.median(tally.speedups),
-                "predicted_speedup": speedup(acceptance, params.length, cost, found.verify),
+                "predicted_speedup": speedup(acceptance, length, cost, found.verify, proposing),
                 "best_length": best,
-                "best_speedup": speedup(acceptance, best, cost, found.verify),
+                "best_speedup": speedup(acceptance, best, cost, found.verify, proposing),
                 "draft_share": sum(trace.draft_seconds for trace in tally.traces) / seconds,
                 "proposals": tally.tried,
             }
