@@ -79,6 +79,8 @@ CAPTIONS = {
     "measured runs as points",
     "engine_comparison/engines": "TensorRT-LLM over vLLM by batch, first tokens of a burst by "
     "length, and decoding on this machine",
+    "end_to_end/radar": "Whole configurations by time to first token, speed of one client, "
+    "throughput, cores in use, memory and perplexity, together and one at a time",
     "head_pruning/heads": "Importance of every head by layer, accuracy after removal, and which "
     "layers lose most",
     "kv_quantization/heads": "Errors of keys and values head by head, and the divergence that "

@@ -22,6 +22,7 @@ from inferlab.errors import InferlabError, suggestion
 from inferlab.profiling.processes import Meter, Usage
 from inferlab.run import progress
 from inferlab.serving.engine import EngineParams, Server, require_context, serve
+from inferlab.serving.experiment import in_words, require_alive
 from inferlab.serving.load import Outcome, Request, Target, closed_loop, cut_requests
 from inferlab.serving.metrics import failures
 from inferlab.serving.worker import Worker, start_workers
@@ -147,13 +148,12 @@ def measure(
     """Warm everything up, then give each configuration its turn, round by round.
 
     `stream` [tokens] is the text that prompts are cut from. Raises InferlabError when a request of
-    the warm-up fails.
+    the warm-up fails, or a configuration's process dies.
     """
     for name, one in running.items():
         outcomes = one.put(_requests(stream, params.clients, params, WARM_UP_TOKENS, [seed, 0]))
         if failed := failures(outcomes):
-            kinds = ", ".join(f"{count} {kind}" for kind, count in failed.items())
-            raise InferlabError(f"{name!r} failed requests of the warm-up: {kinds}")
+            raise InferlabError(f"{name!r} failed requests of the warm-up: {in_words(failed)}")
     found: dict[str, list[Round]] = {name: [] for name in running}
     turns = [(turn, name) for turn in range(1, params.rounds + 1) for name in running]
     for turn, name in progress(turns, "configurations"):
@@ -212,6 +212,8 @@ def _running_server(server: Server) -> Running:
     target = Target(server.url, server.name)
 
     def put(requests: Sequence[Request]) -> list[Outcome]:
-        return asyncio.run(closed_loop(target, requests, len(requests)))
+        outcomes = asyncio.run(closed_loop(target, requests, len(requests)))
+        require_alive(server, outcomes)
+        return outcomes
 
     return Running(server.pid, put)
