@@ -164,6 +164,18 @@ def disk_full(run: Run[Params]) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "weights")
 
 
+def disk_full_in_words(run: Run[Params]) -> None:
+    """As safetensors and tokenizers say it, whose errors are no OSError and have no number."""
+    raise RuntimeError("Error while serializing:\nNo space left on device (os error 28)")
+
+
+def disk_full_below(run: Run[Params]) -> None:
+    try:
+        disk_full(run)
+    except OSError as error:
+        raise RuntimeError("could not save") from error
+
+
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
@@ -173,6 +185,11 @@ def disk_full(run: Run[Params]) -> None:
         (table_without_rows, "inferlab: plots/example.csv: a table without rows"),
         (output_never_written, "inferlab: stage example did not write plots/example.png"),
         (disk_full, "inferlab: no space left for the outputs of stage example: "),
+        (
+            disk_full_in_words,
+            "inferlab: no space left for the outputs of stage example: Error while serializing: No",
+        ),
+        (disk_full_below, "inferlab: no space left for the outputs of stage example: could not s"),
     ],
 )
 def test_fault_exits_with_its_line_and_leaves_what_was_there(

@@ -6,6 +6,7 @@ succeeded, so that nothing half-written is ever taken for finished.
 
 import contextlib
 import csv
+import errno
 import json
 import logging
 import math
@@ -138,13 +139,11 @@ def stage(
     except InferlabError as error:
         run.discard()
         sys.exit(f"inferlab: {error}")
-    except OSError as error:
+    except BaseException as error:
         run.discard()
-        if error.errno in (28, 122):  # ENOSPC, EDQUOT
-            sys.exit(f"inferlab: no space left for the outputs of stage {name}: {error}")
-        raise
-    except BaseException:
-        run.discard()
+        if _is_full(error):
+            reason = " ".join(str(error).split())
+            sys.exit(f"inferlab: no space left for the outputs of stage {name}: {reason}")
         raise
 
 
@@ -166,6 +165,16 @@ def checked(values: Mapping[str, float], where: str) -> dict[str, float]:
             raise InferlabError(f"{where}: {name} must be finite; got {value}")
         plain[name] = value
     return plain
+
+
+def _is_full(error: BaseException) -> bool:
+    """Whether a disk is full: libraries that write in Rust or C++ say so in words only."""
+    words = "No space left on device", "Disk quota exceeded", "Not enough free space"
+    return isinstance(error, Exception) and any(
+        getattr(one, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
+        or any(word in str(one) for word in words)
+        for one in (error, error.__cause__, error.__context__)
+    )
 
 
 def _prepare_process(seed: int, threads: int) -> None:
