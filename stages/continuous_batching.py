@@ -6,6 +6,7 @@ from inferlab.run import stage
 from inferlab.simulation import continuous_study as study
 from inferlab.simulation.continuous_plots import plot_rates
 from inferlab.simulation.cost import load_cost
+from inferlab.simulation.prefix_study import gain, prefix_table
 
 
 def main() -> None:
@@ -16,9 +17,14 @@ def main() -> None:
         capacity = capacities[study.CONTINUOUS]
         rows = study.rates_table(params, cost, capacity, seed, run.threads)
         workload = study.workload_of(params, capacity, seed)
+        prefixed = prefix_table(
+            params.prefixes, workload, cost, params.limits, params.workers, seed, run.threads
+        )
         values = study.metrics(rows, capacities, workload, params)
+        values["prefix_cache_capacity_ratio"] = gain(prefixed, min(params.prefixes.groups))
         run.metrics("metrics/continuous_batching.json", values)
         run.table("plots/continuous_batching/rates.csv", rows)
+        run.table("plots/continuous_batching/prefixes.csv", prefixed)
         plot_rates(rows, run.output("plots/continuous_batching/rates.png"))
         for name, serve in study.speeds(params, cost, 0.9 * capacity, seed).items():
             with run.timed(name):

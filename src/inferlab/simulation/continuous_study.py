@@ -12,6 +12,7 @@ from inferlab.simulation.cost import StepCost
 from inferlab.simulation.engine import Engine
 from inferlab.simulation.fast import simulate
 from inferlab.simulation.limits import Count, Limits
+from inferlab.simulation.prefix_study import PrefixParams
 from inferlab.simulation.record import Record, requests_per_s
 from inferlab.simulation.runs import Workers, spread
 from inferlab.simulation.static import simulate_static
@@ -36,6 +37,7 @@ class ContinuousBatchingParams:
     static_batches: Annotated[tuple[Count, ...], Field(min_length=1)]
     static_wait_s: Positive
     limits: Limits
+    prefixes: PrefixParams
     seeds: Count
     objective: Objective
     workers: Workers

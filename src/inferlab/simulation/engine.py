@@ -5,7 +5,8 @@ tokens as it lacks under the token budget; a single one is a decoding request. W
 is empty the request at the tail is preempted and later computes everything again. Then, if nothing
 was preempted, waiting requests are admitted, the head first and none past it, as long as there are
 budget, a free sequence, and free blocks for the whole prompt, although only those of the first
-chunk are taken. The prefix cache is off. (Yu et al., Orca, OSDI 2022; Kwon et al., 2023.)
+chunk are taken. There is no prefix cache: prefix.py has one. (Yu et al., Orca, OSDI 2022; Kwon et
+al., 2023.)
 """
 
 from inferlab.simulation.cost import StepCost, read
@@ -159,8 +160,9 @@ class Engine:
         """Add waiting sequences, the head of the queue first, until one does not fit."""
         while budget > 0 and self._admissible(budget, self.free):
             sequence = self.waiting.pop()
-            new = min(sequence.tokens, chunk, budget)
-            self._grow(sequence, new)
+            self._reuse(sequence)
+            new = min(sequence.tokens - sequence.computed, chunk, budget)
+            self._grow(sequence, sequence.computed + new)
             self._admitted += 1
             sequence.order = self._admitted
             self.running.append(sequence)
@@ -174,6 +176,9 @@ class Engine:
         tokens = self.waiting.head().tokens
         whole = self.limits.chunked_prefill or tokens <= budget
         return whole and self.limits.blocks_of(tokens) <= free
+
+    def _reuse(self, sequence: Sequence) -> None:
+        """Take over what is cached of an admitted sequence: here, nothing."""
 
     def _grow(self, sequence: Sequence, tokens: int) -> bool:
         """Take blocks so that `tokens` can be cached; False, with none taken, if there are not."""

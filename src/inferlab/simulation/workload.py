@@ -39,6 +39,14 @@ class Lengths:
 
 
 @dataclass(frozen=True)
+class Prefixes:
+    """Requests of one `group` [requests] have their first `tokens` tokens in common."""
+
+    group: np.ndarray
+    tokens: int
+
+
+@dataclass(frozen=True)
 class Workload:
     """`arrivals` [requests] in rising picoseconds; `prompts`, `outputs` [requests] in tokens.
 
@@ -53,6 +61,7 @@ class Workload:
     classes: np.ndarray
     clients: int | None = None
     clipped: int = 0
+    prefixes: Prefixes | None = None
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -62,6 +71,13 @@ class Workload:
         if clients < 1:
             raise InferlabError(f"clients must be at least 1; got {clients}")
         return replace(self, clients=clients)
+
+    def prefixed(self, groups: int, tokens: int, seed: int) -> "Workload":
+        """The same requests, each after one of `groups` common texts of `tokens` tokens."""
+        if groups < 1 or tokens < 1:
+            raise InferlabError(f"groups and tokens must be at least 1; got {groups} and {tokens}")
+        group = np.random.default_rng([seed, groups]).integers(0, groups, len(self))
+        return replace(self, prompts=self.prompts + tokens, prefixes=Prefixes(group, tokens))
 
     def at_once(self) -> "Workload":
         """The same requests, all there from the start: an engine then serves as fast as it can."""
