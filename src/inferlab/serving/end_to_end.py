@@ -27,7 +27,7 @@ from inferlab.serving.load import Outcome, Request, Target, closed_loop, cut_req
 from inferlab.serving.metrics import failures
 from inferlab.serving.worker import Worker, start_workers
 
-WARM_UP_TOKENS = 8
+WARM_UP_TOKENS = 4
 Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9_]+$")]
 

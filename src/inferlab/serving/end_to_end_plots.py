@@ -107,7 +107,7 @@ def _all_together(figure: Any, rows: Sequence[Mapping[str, Any]], scales: Sequen
     """The large chart with every scale, and the key beside it."""
     panel = figure.add_subplot(projection="polar")
     _prepare(panel)
-    colours = plt.get_cmap("viridis")(np.linspace(0, 0.85, len(rows)))
+    colours = plt.get_cmap("viridis")(np.linspace(0, 0.75, len(rows)))
     for place, row in enumerate(rows):
         style = {"linestyle": LINES[place % len(LINES)], "marker": MARKERS[place % len(MARKERS)]}
         places = _places(row, scales)
@@ -158,10 +158,21 @@ def _prepare(panel: PolarAxes) -> None:
 
 
 def _figure(panel: PolarAxes, angle: float, radius: float, value: float) -> None:
-    """A figure of a scale, on its spoke."""
+    """A figure of a scale, beside its spoke, where the markers leave it to be read."""
+    aside = (12 * math.cos(angle), -12 * math.sin(angle))
     box = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.8}
     middle = {"horizontalalignment": "center", "verticalalignment": "center"}
-    panel.text(angle, radius, f"{value:g}", fontsize=8, color="0.35", bbox=box, zorder=1, **middle)
+    panel.annotate(
+        f"{value:g}",
+        (angle, radius),
+        xytext=aside,
+        textcoords="offset points",
+        fontsize=8,
+        color="0.35",
+        bbox=box,
+        zorder=1,
+        **middle,
+    )
 
 
 def _outward(angle: float) -> dict[str, str]:

@@ -42,7 +42,7 @@ def table(
                 "cpu_share": round(median(one.usage.cpu_share for one in own), 4),
                 **({"gpu_share": round(median(gpu), 4)} if gpu else {}),
                 "memory_mib": round(max(one.usage.peak_bytes for one in own) / MIB, 1),
-                "token_perplexity": perplexities[configuration.variant],
+                "token_perplexity": round(perplexities[configuration.variant], 4),
                 "failed_requests": sum(_failed(one) for one in own),
             }
         )
