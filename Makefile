@@ -1,11 +1,13 @@
 # setup: the environment. repro: the pipeline. test: fast and smoke tests. bench: against peers.
 # PROFILE=smoke|gpu runs the same graph with params/<profile>.yaml in a workspace of its own.
+# tools: Prometheus with promtool, where apt-get can. monitor: Prometheus on the server at URL.
 # TORCH_INDEX: a package index to take torch from, for instance one with CUDA or CPU builds only.
 
 PYTHON ?= python3.11
 VENV ?= .venv
 PROFILE ?=
 TORCH_INDEX ?=
+URL ?= http://127.0.0.1:8000
 TORCH_VERSION := 2.13.0
 FREE_GIB := 10
 
@@ -70,6 +72,18 @@ lint: setup
 lock: setup
 	python requirements/lock.py $(TORCH_VERSION) > $(LOCK).new
 	mv $(LOCK).new $(LOCK)
+
+# Optional: without it alert rules are written and evaluated, but not checked by promtool.
+tools:
+	@if command -v promtool >/dev/null; then promtool --version 2>&1 | head -1; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  { apt-get update && apt-get install -y --no-install-recommends prometheus; } >/dev/null 2>&1 \
+	    && promtool --version 2>&1 | head -1 \
+	    || echo "inferlab: apt-get could not install prometheus; alert rules go unchecked by promtool"; \
+	else echo "inferlab: promtool needs apt-get and root (found neither or one); install Prometheus by hand to have alert rules checked"; fi
+
+monitor: setup
+	@inferlab monitor --url $(URL)
 
 clean:
 	rm -rf $(VENV) .profiles

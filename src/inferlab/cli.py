@@ -8,12 +8,16 @@ from inferlab.economics.command import cost
 from inferlab.errors import InferlabError
 from inferlab.kvcache.command import kv
 from inferlab.models.runtime.command import generate
+from inferlab.monitoring.command import monitor
+from inferlab.reporting.key_figures import studies
 from inferlab.reporting.variants import variants
 
 app = typer.Typer(add_completion=False)
 app.command("cost")(cost)
 app.command("generate")(generate)
 app.command("kv")(kv)
+app.command("monitor")(monitor)
+app.command("studies")(studies)
 app.command("variants")(variants)
 
 

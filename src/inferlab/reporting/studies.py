@@ -89,6 +89,8 @@ CAPTIONS = {
     "share of weights that are zero",
     "memory_efficient/features": "Peak memory, decoding speed and perplexity with each feature, "
     "and the largest batch on a GPU",
+    "monitoring/timeline": "Latency, queue, tokens, use, errors, cost and alerts by second, from "
+    "normal load through overload, errors and an outage to recovery",
     "operator_fusion/fusion": "Time, memory and kernels of fused and separate operators",
     "scheduling/policies": "Latency and fairness of each policy against load",
     "simulator_validation/errors": "Simulated over measured figures for each configuration, with "

@@ -1,0 +1,1 @@
+"""Watching a server: its metrics over time, alert rules, dashboards, what to do about it."""
