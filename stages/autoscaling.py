@@ -18,7 +18,7 @@ def main() -> None:
             known, errors = study.make_known(days, params, instance, run.seed)
         settings = make_settings(params, known)
         with run.timed("simulate"):
-            outcome = study.run_all(days, settings, known, instance, params.fleet)
+            outcome = study.run_all(days, settings, known, instance, params, run.threads)
         rows = study.setting_table(settings, outcome)
         chosen = study.choose(settings, outcome, params.target)
         run.metrics("metrics/autoscaling.json", study.metrics(chosen, errors))

@@ -1,7 +1,7 @@
 """The fleet by hand and by conservation laws, policies, forecasts, and the stage."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from inferlab.simulation.autoscaling_study import (
 )
 from inferlab.simulation.load_day import MINUTES, make_load
 from inferlab.simulation.load_forecast import forecast, last_value, mean_error
+from inferlab.simulation.runs import Workers
 from inferlab.simulation.scaling_policies import (
     Fixed,
     Hybrid,
@@ -261,7 +262,7 @@ def test_foresight_is_cheapest_among_those_that_keep_the_target(
     days = make_days(params, INSTANCE.capacity, 0)
     known, errors = make_known(days, params, INSTANCE, 0)
     found = make_settings(params, known)
-    outcome = run_all(days, found, known, INSTANCE, params.fleet)
+    outcome = run_all(days, found, known, INSTANCE, params, 1)
     rows = setting_table(found, outcome)
     bound = [row for row in rows if row["policy"] == "foresight"]
     assert max(row["compliance"] for row in bound) > 0.99
@@ -277,13 +278,25 @@ def test_foresight_is_cheapest_among_those_that_keep_the_target(
     assert {row["model"] for row in errors} == {"last value", "ridge"}
 
 
+@pytest.mark.parametrize("jobs", [2, 7, 1000])
+def test_split_settings_come_to_the_same_to_the_bit(params: AutoscalingParams, jobs: int) -> None:
+    days = make_days(params, INSTANCE.capacity, 0)
+    known, _ = make_known(days, params, INSTANCE, 0)
+    found = make_settings(params, known)
+    whole = run_all(days, found, known, INSTANCE, params, 1)
+    split = replace(params, workers=Workers(jobs, "threading", None))
+    parts = run_all(days, found, known, INSTANCE, split, 1)
+    for field in fields(Outcome):
+        assert np.array_equal(getattr(parts, field.name), getattr(whole, field.name))
+
+
 def test_settings_are_judged_on_days_that_they_were_not_chosen_on(
     params: AutoscalingParams,
 ) -> None:
     days = make_days(params, INSTANCE.capacity, 0)
     known, _ = make_known(days, params, INSTANCE, 0)
     found = make_settings(params, known)
-    outcome = run_all(days, found, known, INSTANCE, params.fleet)
+    outcome = run_all(days, found, known, INSTANCE, params, 1)
     picks = choose(found, outcome, 0.99)
     assert [row["policy"] for _, row in picks] == [*params.policies, "foresight"]
     spoiled = replace(outcome, usd=outcome.usd.copy())

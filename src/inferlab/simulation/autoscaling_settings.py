@@ -13,6 +13,7 @@ from inferlab.params import section
 from inferlab.simulation.autoscaling import FleetParams, Policy
 from inferlab.simulation.load_day import LoadParams
 from inferlab.simulation.load_forecast import FEWEST_DAYS, MODELS
+from inferlab.simulation.runs import Workers
 from inferlab.simulation.scaling_policies import (
     Fixed,
     Hybrid,
@@ -51,6 +52,7 @@ class AutoscalingParams:
     load: LoadParams
     fleet: FleetParams
     settings: SweepParams
+    workers: Workers
 
     def __post_init__(self) -> None:
         models = self.settings.models

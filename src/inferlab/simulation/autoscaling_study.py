@@ -1,6 +1,7 @@
 """33.24: policies over days of load, their settings chosen on some days and judged on others."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ from numpy.typing import NDArray
 from scipy.stats import t as student_t
 
 from inferlab.errors import InferlabError
-from inferlab.simulation.autoscaling import FleetParams, Instance, Outcome, simulate
+from inferlab.simulation.autoscaling import Instance, Outcome, simulate
 from inferlab.simulation.autoscaling_settings import FORESIGHT, AutoscalingParams, Known, Setting
 from inferlab.simulation.load_day import Load, make_load
 from inferlab.simulation.load_forecast import forecast, last_value, mean_error
+from inferlab.simulation.runs import at_once, spread
 from inferlab.simulation.scaling_policies import trailing_most
 from inferlab.store import read_json
 
@@ -88,12 +90,25 @@ def run_all(
     settings: Sequence[Setting],
     known: Known,
     instance: Instance,
-    fleet: FleetParams,
+    params: AutoscalingParams,
+    threads: int,
 ) -> Outcome:
-    """All settings on all days."""
+    """All settings on all days, split into as many parts as the workers do at once.
+
+    Within a part all runs advance side by side, as one array.
+    """
     arrivals = np.stack([day.steps for day in days])
     start = np.ceil(known.load[:, 0])
-    return simulate(arrivals, [one.rule for one in settings], start, instance, fleet)
+    parts = min(at_once(params.workers, threads), len(settings))
+    work = [
+        (arrivals, [settings[place].rule for place in part], start, instance, params.fleet)
+        for part in np.array_split(np.arange(len(settings)), parts)
+    ]
+    found = spread(simulate, work, params.workers, threads)
+    names = [field.name for field in fields(Outcome)]
+    return Outcome(
+        **{name: np.concatenate([getattr(one, name) for one in found]) for name in names}
+    )
 
 
 def setting_table(

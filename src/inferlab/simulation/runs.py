@@ -52,17 +52,20 @@ class Interval:
 def spread(
     function: Callable[..., Result], work: Sequence[tuple[Any, ...]], workers: Workers, threads: int
 ) -> list[Result]:
-    """`function(*arguments)` for each entry of `work`, in that order, so many at once.
-
-    `workers.jobs` of 0 means every processor of the Ray cluster, or `threads` without one. Raises
-    InferlabError when Ray is wanted and is not installed, does not answer or is smaller than
-    `workers.jobs`.
-    """
-    jobs = workers.jobs or threads
-    if workers.backend == RAY:
-        jobs = _ray_jobs(workers, threads)
-    parallel = Parallel(n_jobs=jobs, backend=workers.backend)
+    """`function(*arguments)` for each entry of `work`, in that order, `at_once` of them at once."""
+    parallel = Parallel(n_jobs=at_once(workers, threads), backend=workers.backend)
     return list(parallel(delayed(function)(*arguments) for arguments in work))
+
+
+def at_once(workers: Workers, threads: int) -> int:
+    """`workers.jobs`, or for 0 every processor of the Ray cluster, or `threads` without one.
+
+    Raises InferlabError when Ray is wanted and is not installed, does not answer or is smaller
+    than `workers.jobs`.
+    """
+    if workers.backend == RAY:
+        return _ray_jobs(workers, threads)
+    return workers.jobs or threads
 
 
 def _ray_jobs(workers: Workers, threads: int) -> int:
