@@ -158,8 +158,10 @@ class Project:
         for name in KEPT:
             _remove(self.workspace / name)
             _copy(self.base / name, self.workspace / name)
-        done = self.run("dvc", "checkout", "--force")
-        assert done.returncode == 0, done.stderr
+        cached = [out for stage in self.locked() for out in self.outputs(stage) if _is_cached(out)]
+        if cached:
+            done = self.run("dvc", "checkout", "--force", *cached)
+            assert done.returncode == 0, done.stderr
 
     def remove(self, stage: str) -> None:
         """Remove the stage's outputs, as DVC does before it runs it."""
@@ -280,6 +282,10 @@ class Project:
 def timing(stage: str) -> str:
     """Where the stage's seconds are."""
     return f"metrics/timing/{stage.replace('@', '/')}.json"
+
+
+def _is_cached(out: str) -> bool:
+    return not out.startswith(KEPT)
 
 
 def _remove(path: Path) -> None:
