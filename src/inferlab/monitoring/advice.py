@@ -9,7 +9,7 @@ from inferlab.monitoring.promtool import Verdict
 from inferlab.monitoring.recording import Recording
 from inferlab.monitoring.results import error_counts, growth, missed, unexpected
 from inferlab.monitoring.scenario import Observed
-from inferlab.monitoring.settings import MonitoringParams
+from inferlab.monitoring.settings import MonitoringParams, spans
 from inferlab.monitoring.watched import ANSWERED, FINISHED
 
 Row = dict[str, Any]
@@ -53,6 +53,7 @@ def advice(seen: Seen) -> list[Advice]:
         *_processors(seen),
         *_errors(seen),
         *_gaps(seen),
+        *_unseen(seen),
         *_memory(seen),
         *_cost(seen),
     ]
@@ -76,7 +77,7 @@ def _alerts(seen: Seen) -> list[Advice]:
         found.append(
             Advice(
                 f"fired where nobody expected it: {', '.join(loud)}",
-                "raise the threshold or its `for`, or look for what happened at that time",
+                "raise the threshold or for_s, or look for what happened at that time",
             )
         )
     return found
@@ -95,10 +96,9 @@ def _queue(seen: Seen) -> list[Advice]:
     before, after = base["ttft_ms_p95"], worst["ttft_ms_p95"]
     if not before or not after or after < SLOWER * before:
         return [Advice(text, "the queue is short enough for first tokens to stay as they were")]
-    text += (
-        f"; TTFT p95 rose from {before:,.0f} to {after:,.0f} ms "
-        f"and tokens a second from {base['chunks_per_s']:.0f} to {worst['chunks_per_s']:.0f}"
-    )
+    rates = [row["output_tokens_per_s"] for row in (base, worst)]
+    text += f"; TTFT p95 rose from {before:,.0f} to {after:,.0f} ms "
+    text += f"and tokens a second from {rates[0]:.0f} to {rates[1]:.0f}"
     if phase.clients:
         return [
             Advice(
@@ -145,18 +145,40 @@ def _processors(seen: Seen) -> list[Advice]:
         text = f"the GPU was busy up to {100 * busy:.0f} % of the time"
         return [Advice(text, "it is the limit: smaller weights, or another GPU")]
     threads = seen.params.engine.threads or max(1, seen.cores - 1)
-    busiest = max(seen.phases, key=lambda row: row["cpu_cores_mean"] or 0)
-    mean = busiest["cpu_cores_mean"] or 0
-    if mean < FULL * threads:
+    base, busiest = seen.phases[0], max(seen.phases, key=lambda row: row["output_tokens_per_s"])
+    before, after = (row["cpu_cores_mean"] or 0 for row in (base, busiest))
+    if after < FULL * threads:
         return []
-    return [
-        Advice(
-            f"in {busiest['phase']} the server kept {mean:.2f} processors busy, "
-            f"of {threads} that its engine computes on and {seen.cores} in all",
-            "computing is the limit: raise engine.threads if processors are free, "
-            "else add a machine",
+    text = f"in {busiest['phase']} the server kept {after:.2f} processors busy, and its engine "
+    text += f"computes on {threads} of {seen.cores}"
+    if busiest is not base and before >= FULL * threads:
+        text += (
+            f"; in {base['phase']} it was {before:.2f} at "
+            f"{base['output_tokens_per_s']:.0f} tokens a second against "
+            f"{busiest['output_tokens_per_s']:.0f}"
         )
-    ]
+        return [Advice(text, "scale by the queue: use of processors tells any load from none only")]
+    return [Advice(text, "computing is the limit: raise engine.threads, else add a machine")]
+
+
+def _unseen(seen: Seen) -> list[Advice]:
+    """What clients waited while the server stood still, and what it says of that itself."""
+    for row in seen.phases:
+        waited = row["ttft_ms_p95"]
+        if not seen.params.phases[row["phase"]].frozen or not waited:
+            continue
+        _, end = spans(seen.params.phases)[row["phase"]]
+        window = [one for one in seen.rows if 0 <= one["seconds"] - end <= seen.params.window_s]
+        told = max(
+            (1000 * one["ttft_p95_s"] for one in window if one["ttft_p95_s"] != ""), default=0
+        )
+        if told < waited / SLOWER:
+            text = (
+                f"TTFT p95 of requests sent during {row['phase']} was {waited:,.0f} ms for their "
+            )
+            text += f"clients; the server's own p95 afterwards was {told:,.0f} ms at most"
+            return [Advice(text, "measure from outside too: a server that hangs sees no one wait")]
+    return []
 
 
 def _errors(seen: Seen) -> list[Advice]:
@@ -200,10 +222,12 @@ def _gaps(seen: Seen) -> list[Advice]:
             Advice(
                 text,
                 "the server answers /metrics late under load: scrape less often and "
-                "let `for` of the alert on `up` span two scrapes or more",
+                "let the alert on up wait for two scrapes or more",
             )
         ]
-    return [Advice(text, "alert on `up`: during a gap every other rule is silent")]
+    return [
+        Advice(text, "keep the alert on up: gauges are gone in a gap, and with them their alerts")
+    ]
 
 
 def _memory(seen: Seen) -> list[Advice]:
@@ -214,7 +238,7 @@ def _memory(seen: Seen) -> list[Advice]:
     return [
         Advice(
             f"the server exports {told:.2f} GiB of resident memory, its processes hold {whole:.2f}",
-            "process_resident_memory_bytes leaves the engine out: watch the machine as well",
+            "watch the machine as well: process_resident_memory_bytes leaves the engine out",
         )
     ]
 

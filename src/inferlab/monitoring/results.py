@@ -13,6 +13,7 @@ from inferlab.monitoring.recording import UP, Recording
 from inferlab.monitoring.scenario import Observed, Sent
 from inferlab.monitoring.settings import Alert, MonitoringParams, phase_at, spans
 from inferlab.monitoring.watched import measures
+from inferlab.serving.load import Outcome
 from inferlab.serving.metrics import tpot, ttft
 
 Row = dict[str, Any]
@@ -118,7 +119,7 @@ def phase_table(observed: Observed, rows: Sequence[Row], params: MonitoringParam
         first = [1000 * ttft(one) for one in done]
         speed = [1 / pace for one in done if (pace := tpot(one))]
         ended = [one for one in observed.sent if start <= one.outcome.end < end and not one.error]
-        tokens = sum(start <= chunk < end for one in observed.sent for chunk in one.outcome.chunks)
+        tokens = sum(_tokens_within(one.outcome, start, end) for one in observed.sent)
         own = [row for row in rows if start < row["seconds"] <= end]
         table.append(
             {
@@ -130,7 +131,7 @@ def phase_table(observed: Observed, rows: Sequence[Row], params: MonitoringParam
                 "ttft_ms_p95": _percentile(first, 95),
                 "tps_p5": _percentile(speed, 5),
                 "tps_p50": _percentile(speed, 50),
-                "chunks_per_s": round(tokens / (end - start), 2),
+                "output_tokens_per_s": round(tokens / (end - start), 2),
                 "waiting_max": max((row["requests_waiting"] or 0 for row in own), default=0),
                 "kv_cache_share_max": max((row["kv_cache_share"] or 0 for row in own), default=0),
                 "cpu_cores_mean": _mean([row["cpu_cores"] for row in own]),
@@ -153,6 +154,12 @@ def growth(recording: Recording, name: str, labels: Mapping[str, str] | None = N
         if len(present):
             total += float(present[-1] - present[0])
     return total
+
+
+def _tokens_within(outcome: Outcome, start: float, end: float) -> float:
+    """Tokens that arrived in a stretch of time; a chunk of a request left early counts as one."""
+    arrived = sum(start <= chunk < end for chunk in outcome.chunks)
+    return arrived * (outcome.output_tokens or len(outcome.chunks)) / max(1, len(outcome.chunks))
 
 
 def _filled(measure: Measure, column: np.ndarray, params: MonitoringParams) -> np.ndarray:
