@@ -73,7 +73,8 @@ def start_workers(
     """Start a process for each name and yield at once, while they load; end them afterwards.
 
     `settings`: of each, the engine of in_process and what it reads. The first `answer` of a worker
-    tells that it has loaded.
+    tells that it has loaded. Threads that wait sleep, as the servers' do: two that spin on cores
+    that others use as well slow decoding down many times.
     """
     workers: dict[str, Worker] = {}
     with tempfile.TemporaryDirectory(prefix="inferlab-") as folder:
@@ -94,7 +95,7 @@ def _start(name: str, settings: Mapping[str, Any], threads: int, log: Path) -> W
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"},
             text=True,
         )
     return Worker(name, process, log)
