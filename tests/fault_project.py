@@ -89,6 +89,11 @@ class Project:
             project.files |= {out: project.listing(out) for out in project.outputs(stage)}
         return project
 
+    @property
+    def cache(self) -> Path:
+        """DVC's, which is the clone's."""
+        return self.workspace.parents[1] / ".dvc/cache"
+
     def environment(self) -> dict[str, str]:
         """Of every process: the clone's code, and no file beside what stages write."""
         return os.environ | {
@@ -239,7 +244,7 @@ class Project:
 
         It stays read-only and keeps its times, as with a bad sector.
         """
-        folder = self.workspace.parents[1] / ".dvc/cache/files/md5"
+        folder = self.cache / "files/md5"
         found = {}
         for out in self.locked()[stage]["outs"]:
             held = folder / out["md5"][:2] / out["md5"][2:]
@@ -259,6 +264,17 @@ class Project:
         """Whether a file of the cache is what its name says."""
         content = cached.read_bytes()
         return hashlib.md5(content).hexdigest() == cached.parent.name + cached.name
+
+    @contextlib.contextmanager
+    def no_earlier_runs(self) -> Iterator[None]:
+        """Hide what DVC remembers of runs: it would give their results instead of running again."""
+        runs = self.cache / "runs"
+        aside = runs.rename(self.cache / "hidden")
+        try:
+            yield
+        finally:
+            shutil.rmtree(runs, ignore_errors=True)
+            aside.rename(runs)
 
     @contextlib.contextmanager
     def full_disk(self, stage: str) -> Iterator[None]:

@@ -173,3 +173,11 @@ def test_prompts_are_cut_from_the_stream_and_follow_from_the_seed() -> None:
 def test_stream_shorter_than_a_prompt() -> None:
     with pytest.raises(InferlabError, match="prompt of 100 tokens cannot be cut from 100 tokens"):
         load.cut_requests(np.arange(100), 1, 100, 1, [0])
+
+
+def test_zeros_at_the_end_of_a_seed_count() -> None:
+    stream = np.arange(1000)
+    prompts = [
+        tuple(cut_requests(stream, 1, 4, 2, seed)[0].prompt) for seed in ([0], [0, 0], [0, 0, 0])
+    ]
+    assert len(set(prompts)) == 3

@@ -82,6 +82,8 @@ FIGURES = {
     "{anonymous_mib_all:.0f} with every saving",
     "end_to_end": "throughput over transformers': vLLM INT8 {throughput_ratio_vllm_int8:.1f}, lean "
     "runtime INT8 {throughput_ratio_runtime_int8:.1f}",
+    "monitoring": "{alerts_fired:.0f} alerts, {alerts_missed:.0f} missed, "
+    "{alerts_unexpected:.0f} unexpected; promtool agrees: {promtool_agrees:.0f}",
     "report": "{recommended_machines:.0f} machines, {recommended_usd_per_day:.2f} dollars a day",
 }
 """What a stage's metrics say in a few words."""

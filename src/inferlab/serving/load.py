@@ -72,7 +72,8 @@ def cut_requests(
             f"a prompt of {input_tokens} tokens cannot be cut from {len(stream)} tokens of text; "
             f"shorten input_tokens or prepare more text"
         )
-    starts = np.random.default_rng(seed).integers(0, len(stream) - input_tokens, count)
+    # numpy takes no notice of zeros at the end of a seed, so its length ends it.
+    starts = np.random.default_rng([*seed, len(seed)]).integers(0, len(stream) - input_tokens, count)
     return [Request(stream[at : at + input_tokens].tolist(), output_tokens) for at in starts]
 
 
