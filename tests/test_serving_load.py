@@ -178,6 +178,7 @@ def test_stream_shorter_than_a_prompt() -> None:
 def test_zeros_at_the_end_of_a_seed_count() -> None:
     stream = np.arange(1000)
     prompts = [
-        tuple(cut_requests(stream, 1, 4, 2, seed)[0].prompt) for seed in ([0], [0, 0], [0, 0, 0])
+        tuple(load.cut_requests(stream, 1, 4, 2, seed)[0].prompt)
+        for seed in ([0], [0, 0], [0, 0, 0])
     ]
     assert len(set(prompts)) == 3

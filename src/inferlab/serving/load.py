@@ -73,7 +73,8 @@ def cut_requests(
             f"shorten input_tokens or prepare more text"
         )
     # numpy takes no notice of zeros at the end of a seed, so its length ends it.
-    starts = np.random.default_rng([*seed, len(seed)]).integers(0, len(stream) - input_tokens, count)
+    rng = np.random.default_rng([*seed, len(seed)])
+    starts = rng.integers(0, len(stream) - input_tokens, count)
     return [Request(stream[at : at + input_tokens].tolist(), output_tokens) for at in starts]
 
 
