@@ -198,7 +198,7 @@ def _errors(seen: Seen) -> list[Advice]:
         wasted = sum(len(one.outcome.chunks) for one in seen.observed.sent if one.error == "cut")
         found.append(
             Advice(
-                f"{cut} clients left in mid-stream after {wasted} chunks in all, and the server's "
+                f"{cut} clients left early, after {wasted} chunks in all, and the server's "
                 f"counter of aborted requests grew by {aborted:.0f}",
                 "watch the finished requests as a share of the accepted ones, as the alert does"
                 + ("; that counter does not tell" if aborted < cut else ""),
