@@ -206,19 +206,19 @@ class Project:
         return lines
 
     def kill(self, stage: str, dice: random.Random) -> float:
-        """SIGKILL to `dvc repro` and the stage, at a random moment of its run; seconds into it.
+        """SIGKILL to `dvc repro` and the stage, in its first run, at a random moment; seconds into it.
 
         A stage that is done before its moment is run once more, with an earlier one.
         """
         longest = self.seconds(stage)
         while True:
-            process = self.start(["dvc", "repro", "--single-item", "--force", stage])
+            self.forget(stage)
+            process = self.start(["dvc", "repro", "--single-item", stage])
             self.wait_for(f"stages.{stage.split('@')[0]}", process)
             moment = dice.uniform(0, longest)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(moment)
                 longest = 0.7 * moment
-                self.restore()
                 continue
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -268,13 +268,21 @@ class Project:
     @contextlib.contextmanager
     def no_earlier_runs(self) -> Iterator[None]:
         """Hide what DVC remembers of runs: it would give their results instead of running again."""
-        runs = self.cache / "runs"
-        aside = runs.rename(self.cache / "hidden")
+        aside = (self.cache / "runs").rename(self.cache / "hidden")
         try:
             yield
         finally:
-            shutil.rmtree(runs, ignore_errors=True)
-            aside.rename(runs)
+            shutil.rmtree(self.cache / "runs", ignore_errors=True)
+            aside.rename(self.cache / "runs")
+
+    def forget(self, stage: str) -> None:
+        """Make the stage one that has never run, with `no_earlier_runs`."""
+        self.remove(stage)
+        shutil.rmtree(self.cache / "runs", ignore_errors=True)
+        file = self.workspace / "dvc.lock"
+        content = yaml.safe_load(file.read_text())
+        content["stages"].pop(stage, None)
+        file.write_text(yaml.safe_dump(content))
 
     @contextlib.contextmanager
     def full_disk(self, stage: str) -> Iterator[None]:
