@@ -112,7 +112,7 @@ def test_killed_stage_is_made_again(project: Project, stage: str, faults: list[F
         assert project.leftovers() == []
         assert project.broken(stage) == [] and all(map(project.listing, project.outputs(stage)))
         same = require_same_values(project, stage, before)
-    fault.note = f"{moment:.1f} of {project.seconds(stage):.1f} s; {same} of {len(before)} same"
+    fault.note = f"killed at {moment:.1f} s; {same} of {len(before)} values the same"
     fault.lost = False
 
 
