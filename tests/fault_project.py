@@ -150,15 +150,19 @@ class Project:
         """How long the undisturbed run of the stage took."""
         return json.loads((self.base / timing(stage)).read_text())["seconds"]
 
-    def values(self, stage: str) -> dict[str, float]:
-        """What the stage's metrics say, but for its timing; by file and key."""
-        return {
-            f"{out}: {key}": value
-            for out in self.outputs(stage)
-            if out.startswith("metrics/") and not out.startswith("metrics/timing/")
-            for file in self.listing(out)
-            for key, value in json.loads((self.workspace / file).read_text()).items()
+    def values(self, stage: str) -> dict[str, float | str]:
+        """The stage's metrics, but for its timing, and the hashes of its cached outputs."""
+        found: dict[str, float | str] = {
+            out["path"]: out["md5"]
+            for out in self.locked()[stage]["outs"]
+            if _is_cached(out["path"])
         }
+        for out in self.outputs(stage):
+            if out.startswith("metrics/") and not out.startswith("metrics/timing/"):
+                for file in self.listing(out):
+                    values = json.loads((self.workspace / file).read_text())
+                    found |= {f"{file}: {key}": value for key, value in values.items()}
+        return found
 
     def restore(self) -> None:
         """Make the workspace what the undisturbed run left."""

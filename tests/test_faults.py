@@ -80,7 +80,7 @@ def begin(faults: list[Fault], kind: str, stage: str) -> Fault:
     return faults[-1]
 
 
-def require_same_values(project: Project, stage: str, before: dict[str, float]) -> int:
+def require_same_values(project: Project, stage: str, before: dict[str, float | str]) -> int:
     """Assert that the stage's metrics are those of `before`, but for the ones that it measures.
 
     Which these are is seen from one more undisturbed run: they differ there as well. What a
