@@ -20,7 +20,7 @@ import yaml
 from inferlab import params as parameters
 from inferlab.errors import InferlabError
 from inferlab.profiling import processes
-from inferlab.profiling.processes import Meter, Usage
+from inferlab.profiling.processes import Usage, Watch
 from inferlab.serving import end_to_end, engine
 from inferlab.serving.end_to_end import EndToEndParams, Round, Running, measure, start
 from inferlab.serving.end_to_end_plots import RINGS, plot_radar, scale_for
@@ -271,36 +271,50 @@ def test_meter_sees_what_a_tree_uses(
     assert spawned[0].stdout is not None
     spawned[0].stdout.readline()  # the block has been filled
     children = psutil.Process(spawned[0].pid).children()
-    meter = Meter(spawned[0].pid)
+    watch = Watch(spawned[0].pid)
     before = sum(children[0].cpu_times()[:2])
     while busy and sum(children[0].cpu_times()[:2]) - before < 0.1:
         pass
-    usage = meter.stop()
+    usage = watch.stop()
     children[0].kill()
     assert 64 * MIB < usage.peak_bytes < 160 * MIB
     assert (usage.cpu_share > 0) is busy
     assert usage.cpu_share <= 1.2  # the kernel counts in ticks of 10 ms
 
 
-def test_gpu_is_asked_through_nvml_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoDevice(Exception):
-        pass
+NVML = """
+from types import SimpleNamespace
 
-    def fails() -> None:
-        raise NoDevice
+class NVMLError(Exception):
+    pass
 
-    library = SimpleNamespace(
-        NVMLError=NoDevice,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByIndex=lambda index: f"gpu{index}",
-        nvmlDeviceGetUtilizationRates=lambda device: SimpleNamespace(gpu=50),
-    )
-    monkeypatch.setitem(sys.modules, "pynvml", library)
-    assert Meter(psutil.Process().pid).stop().gpu_share == 0.5
-    library.nvmlInit = fails
-    assert processes._gpu_reader() is None
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert Meter(psutil.Process().pid).stop().gpu_share is None
+def nvmlInit():
+    if {broken}:
+        raise NVMLError
+
+nvmlDeviceGetCount = lambda: 2
+nvmlDeviceGetHandleByIndex = lambda index: index
+nvmlDeviceGetUtilizationRates = lambda device: SimpleNamespace(gpu=[20, 50][device])
+nvmlDeviceGetMemoryInfo = lambda device: SimpleNamespace(used=1000)
+"""
+
+
+@pytest.mark.parametrize(("broken", "share", "taken"), [(False, 0.5, 2000), (True, None, None)])
+def test_gpus_are_asked_through_nvml_where_there_are_any(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    broken: bool,
+    share: float | None,
+    taken: int | None,
+) -> None:
+    """The busiest one counts; without a driver NVML does not start."""
+    (tmp_path / "pynvml.py").write_text(NVML.format(broken=broken))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "pynvml", raising=False)
+    own = psutil.Process().pid
+    assert Watch(own).stop().gpu_share == share
+    assert processes.Meter(own).read(1.0).gpu_bytes == taken
+    sys.modules.pop("pynvml", None)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from inferlab.monitoring.advice import Seen, advice
 from inferlab.monitoring.results import usd_per_1000
 from inferlab.monitoring.scenario import Observed, Sent, Tick
 from inferlab.monitoring.settings import MonitoringParams
-from inferlab.monitoring.usage import Usage
 from inferlab.params import load
+from inferlab.profiling.processes import Reading
 from inferlab.serving.load import ErrorKind, Outcome
 
 ROOT = Path(__file__).parent.parent
@@ -41,7 +41,7 @@ def seen(
     ticks = []
     for second in range(85):
         text = SCRAPED.replace(f"{WAITING}0.0", f"{WAITING}{waiting.get(second, 0)}.0")
-        usage = Usage(0.1, 2**31, None, None)
+        usage = Reading(0.1, 2**31, None, None)
         ticks.append(Tick(None if second in gaps else text, 0.1, usage))
     return study.judge(Observed(ticks, requests), params, cores=2)
 

@@ -28,8 +28,8 @@ from inferlab.monitoring.recording import exported, record
 from inferlab.monitoring.results import alert_episodes
 from inferlab.monitoring.scenario import _frozen, scrape, watch
 from inferlab.monitoring.settings import MonitoringParams
-from inferlab.monitoring.usage import Meter
 from inferlab.params import load
+from inferlab.profiling.processes import Meter
 from stages import monitoring
 
 ROOT = Path(__file__).parent.parent

@@ -20,7 +20,7 @@ import psutil
 
 from inferlab.errors import InferlabError
 from inferlab.monitoring.settings import MonitoringParams, Phase
-from inferlab.monitoring.usage import Meter, Usage, descendants
+from inferlab.profiling.processes import Meter, Reading, descendants
 from inferlab.serving.engine import Server
 from inferlab.serving.load import (
     Outcome,
@@ -55,7 +55,7 @@ class Tick:
 
     text: str | None
     seconds: float
-    usage: Usage
+    usage: Reading
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,21 @@
-"""What running processes use of the machine, seen from outside: cores, memory, and a GPU's share.
+"""What running processes use of the machine, seen from outside: processors, memory, GPUs.
 
-Memory is resident memory, so that a process counts as if it ran alone: proportional shares (PSS)
-would make it smaller for every neighbour that maps the same libraries or weights. Linux only.
+By psutil, and by NVML where it and a GPU are there. Memory is resident memory, so that a process
+counts as if it ran alone: proportional shares (PSS) would make it smaller for every neighbour that
+maps the same libraries or weights, and pages that several of a tree share count for each. Linux.
 """
 
+import contextlib
+import importlib.util
 import os
 import re
+import sys
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from types import ModuleType
 
 import psutil
 
@@ -20,13 +24,22 @@ SAMPLE_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
-class Usage:
-    """`cpu_share`: of the cores that this process may use, busy with the tree, 0 to 1.
+class Reading:
+    """At one moment. `cores`: processors kept busy since the last reading (1.0 is one core);
+    `memory_bytes`: resident, all processes; `gpu`: share of time (0 to 1) that the busiest GPU
+    ran a kernel, `gpu_bytes`: memory taken on all GPUs, both None without one."""
 
-    `peak_bytes`: resident at most since the processes started; pages that several of the tree
-    share are counted for each. `gpu_share`: of the time in which the first GPU was busy, 0 to 1;
-    None without a GPU or the library that asks it.
-    """
+    cores: float
+    memory_bytes: int
+    gpu: float | None
+    gpu_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Over a stretch. `cpu_share`: of the cores that this process may use, busy with the tree;
+    `peak_bytes`: resident at most since the processes started; `gpu_share`: as `Reading.gpu`, the
+    mean over the stretch, None without a GPU or the library that asks it."""
 
     cpu_share: float
     peak_bytes: int
@@ -34,58 +47,109 @@ class Usage:
 
 
 class Meter:
-    """Watches a process and all that it started, from here until `stop`."""
+    """Reads the use of a process and all its descendants; every reading closes an interval.
+
+    Raises psutil.NoSuchProcess for a process that is gone; one that goes later uses nothing.
+    """
 
     def __init__(self, pid: int) -> None:
-        """Raises psutil.NoSuchProcess when the process is gone, as `stop` does."""
-        self._pid = pid
+        self._root = psutil.Process(pid)
+        self._seconds: dict[psutil.Process, float] = {}
+        self._nvml = nvml()
+        self._before = 0.0
+
+    def read(self, now: float) -> Reading:
+        """The use since the last reading; `now`: seconds on a clock of the caller's."""
+        seconds, memory = {}, 0
+        for process in descendants(self._root):
+            with contextlib.suppress(psutil.Error), process.oneshot():
+                times = process.cpu_times()
+                seconds[process] = times.user + times.system
+                memory += process.memory_info().rss
+        # A process that was not there before has used what it used since then.
+        busy = sum(used - self._seconds.get(process, 0.0) for process, used in seconds.items())
+        elapsed = now - self._before
+        cores = busy / elapsed if self._seconds and elapsed > 0 else 0.0
+        self._seconds, self._before = seconds, now
+        return Reading(cores, memory, *_gpus(self._nvml))
+
+    def gpu_share(self) -> float | None:
+        """Of the last moments, as `Reading.gpu`."""
+        return _gpus(self._nvml)[0]
+
+    def peak_bytes(self) -> int:
+        """Resident at most, each process since its start."""
+        return sum(_peak_bytes(one.pid) for one in descendants(self._root))
+
+
+class Watch:
+    """Watches a process and all its descendants from here until `stop`."""
+
+    def __init__(self, pid: int) -> None:
+        """Raises psutil.NoSuchProcess for a process that is gone."""
+        self._meter = Meter(pid)
         self._gpu: list[float] = []
         self._stopped = threading.Event()
-        if (read := _gpu_reader()) is not None:
-            self._gpu.append(read())  # a load may be over before the first sample
-            threading.Thread(target=self._sample, args=(read,), daemon=True).start()
-        self._busy = _cpu_seconds(pid)
+        if (share := self._meter.gpu_share()) is not None:
+            self._gpu.append(share)  # a load may be over before the first sample
+            threading.Thread(target=self._sample, daemon=True).start()
         self._begin = time.perf_counter()
+        self._meter.read(0.0)
 
     def stop(self) -> Usage:
         """What was used since the start."""
-        seconds = time.perf_counter() - self._begin
-        busy = _cpu_seconds(self._pid) - self._busy
+        reading = self._meter.read(time.perf_counter() - self._begin)
         self._stopped.set()
-        peak = sum(_peak_bytes(one.pid) for one in _tree(self._pid))
-        cores = len(os.sched_getaffinity(0))
-        return Usage(busy / (seconds * cores), peak, fmean(self._gpu) if self._gpu else None)
+        share = reading.cores / len(os.sched_getaffinity(0))
+        return Usage(share, self._meter.peak_bytes(), fmean(self._gpu) if self._gpu else None)
 
-    def _sample(self, read: Callable[[], float]) -> None:
+    def _sample(self) -> None:
         while not self._stopped.wait(SAMPLE_SECONDS):
-            self._gpu.append(read())
+            self._gpu.append(self._meter.gpu_share() or 0.0)
 
 
-def _tree(pid: int) -> list[psutil.Process]:
-    root = psutil.Process(pid)
-    return [root, *root.children(recursive=True)]
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Of all processes of the tree; of those that have ended, what their parents were told."""
-    return sum(sum(one.cpu_times()[:4]) for one in _tree(pid))
+def descendants(root: psutil.Process) -> list[psutil.Process]:
+    """The process and all that descend from it; empty when it is gone."""
+    try:
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def _peak_bytes(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except FileNotFoundError:
+        return 0
     found = re.search(r"^VmHWM:\s+(\d+)", status, re.MULTILINE)
     return KIB * int(found[1]) if found else 0  # a process that waits to be collected has none
 
 
-def _gpu_reader() -> Callable[[], float] | None:
-    """Asks NVML for the share of the last moments in which the first GPU was busy."""
-    try:
-        import pynvml
+def nvml() -> ModuleType | None:
+    """NVML's bindings, initialised; None without a driver or without bindings.
 
-        pynvml.nvmlInit()
-        device = pynvml.nvmlDeviceGetHandleByIndex(0)
-    except ImportError:
+    Bindings are NVIDIA's package, or else the copy that vLLM carries, which is read from its file
+    because importing vLLM itself takes seconds.
+    """
+    spec = importlib.util.find_spec("pynvml")
+    if spec is None and (vllm := importlib.util.find_spec("vllm")) is not None and vllm.origin:
+        copy = Path(vllm.origin).parent / "third_party/pynvml.py"
+        spec = importlib.util.spec_from_file_location("pynvml", copy) if copy.exists() else None
+    if spec is None or spec.loader is None:
         return None
-    except pynvml.NVMLError:
+    library = sys.modules[spec.name] = importlib.util.module_from_spec(spec)  # it looks itself up
+    spec.loader.exec_module(library)
+    try:
+        library.nvmlInit()
+    except library.NVMLError:
         return None
-    return lambda: pynvml.nvmlDeviceGetUtilizationRates(device).gpu / 100
+    return library
+
+
+def _gpus(library: ModuleType | None) -> tuple[float | None, int | None]:
+    count = library.nvmlDeviceGetCount() if library else 0
+    if not library or not count:
+        return None, None
+    handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+    shares = [library.nvmlDeviceGetUtilizationRates(one).gpu / 100 for one in handles]
+    return max(shares), sum(library.nvmlDeviceGetMemoryInfo(one).used for one in handles)

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from inferlab import params as parameters
 from inferlab.errors import InferlabError, suggestion
-from inferlab.profiling.processes import Meter, Usage
+from inferlab.profiling.processes import Usage, Watch
 from inferlab.run import progress
 from inferlab.serving.engine import EngineParams, Server, require_context, serve
 from inferlab.serving.experiment import in_words, require_alive
@@ -166,9 +166,9 @@ def _round(running: Running, stream: np.ndarray, params: EndToEndParams, seed: l
     singles = _requests(stream, params.single_requests, params, output, [*seed, 0])
     crowd = _requests(stream, params.clients, params, output, [*seed, 1])
     single = [outcome for request in singles for outcome in running.put([request])]
-    meter = Meter(running.pid)
+    watch = Watch(running.pid)
     together = running.put(crowd)
-    return Round(single, together, meter.stop())
+    return Round(single, together, watch.stop())
 
 
 def _requests(
