@@ -15,9 +15,10 @@ from transformers import AutoTokenizer
 
 from inferlab.data.windows import cut_windows, tokenise
 from inferlab.evaluation.tasks import write_task
-from inferlab.models.loading import load_model
+from inferlab.models.loading import load_model, load_tokenizer
 from inferlab.models.scoring import load_for_scoring
 from inferlab.quantization.methods import METHODS
+from inferlab.serving import unpacked
 from inferlab.store import load_tensors, open_checkpoint, save_tensors
 from stages import calibrate, evaluate, quantize
 
@@ -170,6 +171,29 @@ def test_what_is_scored_is_what_a_stranger_loads(architecture: Architecture) -> 
         # Both round activations to 8 bits, one by 1/127 and the other by 2/255 of the maximum.
         limit = 0.05 if variant.startswith(("int8", "mixed")) else 0.02
         assert float((ours - theirs).std() / theirs.std()) < limit, variant
+
+
+@torch.no_grad()
+def test_vllm_without_a_kernel_is_given_the_same_weights_unpacked(
+    architecture: Architecture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpacked, "has_int4_kernel", lambda: False)
+    model = Path("models/gptq")
+    served = unpacked.servable("gptq", model, tmp_path / "gptq")
+    assert (served != model) == bool(architecture.packed)
+    assert "quantization_config" not in open_checkpoint(served).config
+    assert unpacked.servable("int8", Path("models/int8"), tmp_path / "int8") == Path("models/int8")
+    tokens = load_tensors(Path("data/windows/heldout.safetensors"))["input_ids"][:2].long()
+    ours, theirs = (load_for_scoring(path, 1)(tokens).logits for path in (model, served))
+    assert torch.equal(ours, theirs)
+    assert len(load_tokenizer(served)) == len(load_tokenizer(model))
+
+
+def test_vllm_with_a_kernel_is_given_the_packed_weights(
+    architecture: Architecture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unpacked, "has_int4_kernel", lambda: True)
+    assert unpacked.servable("gptq", Path("models/gptq"), tmp_path / "x") == Path("models/gptq")
 
 
 def test_error_compensation_pays(architecture: Architecture) -> None:

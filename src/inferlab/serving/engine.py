@@ -21,6 +21,7 @@ from pydantic import Field
 from inferlab import params as parameters
 from inferlab.errors import InferlabError
 from inferlab.serving import watchdog
+from inferlab.serving.unpacked import servable
 from inferlab.store import open_checkpoint
 
 HOST = "127.0.0.1"
@@ -93,7 +94,9 @@ def serve(
             for (name, model), port in zip(models.items(), ports, strict=True):
                 own = (*engine.extra_arguments, *more_arguments.get(name, ()))
                 settings = dataclasses.replace(engine, extra_arguments=own)
-                launches.append(_launch(name, model, port, settings, Path(folder, f"{name}.log")))
+                weights = servable(name, model, Path(folder, name))
+                log = Path(folder, f"{name}.log")
+                launches.append(_launch(name, weights, port, settings, log))
             yield {launch.name: _ready(launch, engine.start_timeout_s) for launch in launches}
         finally:
             _stop([launch.process for launch in launches])
