@@ -1,4 +1,4 @@
-"""Packed 4-bit checkpoints for a vLLM that cannot compute with them: the same weights in 16 bits."""
+"""Packed 4-bit weights for a vLLM that cannot compute with them: the same ones in 16 bits."""
 
 import logging
 from pathlib import Path
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 def has_int4_kernel() -> bool:
-    """Whether vLLM 0.32 has a kernel for the GPTQ format here: on x86 processors it wants AVX-512."""
+    """Whether vLLM 0.32 has a kernel for GPTQ weights here; on x86 processors it wants AVX-512."""
     return torch.cuda.is_available() or torch.backends.cpu.get_cpu_capability() != "AVX2"
 
 
