@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from inferlab.models.adapters import adapter_for
+from inferlab.models.wide import linear, widen
 from inferlab.store import Checkpoint
 
 LOGIT_ROWS = 256
@@ -62,6 +63,7 @@ class BlockwiseModel:
         with init_empty_weights(include_buffers=False):
             config = AutoConfig.for_model(**checkpoint.config)
             model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        widen(model)
         self.model = model.eval().requires_grad_(False)
         self.checkpoint = checkpoint
         self.path = adapter_for(checkpoint).blocks
@@ -120,7 +122,7 @@ class BlockwiseModel:
         head = self.model.get_output_embeddings()
         slope = torch.softmax(head(states).float(), dim=1)
         slope[torch.arange(len(targets)), targets] -= 1
-        return slope.bfloat16() @ head.weight
+        return linear(slope.bfloat16(), head.weight.t())
 
     def _load_the_rest(self) -> None:
         """Load what is no block, and put the stand-in where the blocks were."""

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from inferlab.data.tables import Row
 from inferlab.distillation.training import device
+from inferlab.models.wide import linear
 from inferlab.run import progress
 
 
@@ -65,7 +66,7 @@ class Trunk:
 
     def log_probabilities(self, states: Tensor) -> Tensor:
         """Of the next token, from final states [rows, hidden]: fp32 [rows, vocabulary]."""
-        return F.log_softmax(F.linear(states.to(self.head.dtype), self.head).float(), dim=-1)
+        return F.log_softmax(linear(states.to(self.head.dtype), self.head).float(), dim=-1)
 
 
 @torch.inference_mode()

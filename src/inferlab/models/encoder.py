@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from inferlab.errors import InferlabError
+from inferlab.models.wide import widen
 from inferlab.store import Checkpoint, open_checkpoint, save_checkpoint
 
 EPSILON = 1e-12
@@ -103,6 +104,7 @@ class TextClassifier(nn.Module):
         )
         self.pooler = nn.Linear(shape.hidden, shape.hidden)
         self.classifier = nn.Linear(shape.hidden, shape.labels)
+        widen(self)
 
     def forward(self, tokens: Tensor, head_masks: Sequence[Tensor] | None = None) -> Tensor:
         """Logits fp32 [documents, labels] of tokens [documents, tokens]."""

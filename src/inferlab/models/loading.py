@@ -14,6 +14,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from inferlab.models.wide import widen
 from inferlab.store import Checkpoint, open_checkpoint
 
 
@@ -27,6 +28,7 @@ def load_model(folder: Path, threads: int) -> PreTrainedModel:
     # gptqmodel wants two workers or more, whatever the cores, and refuses to start with less.
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(threads, 2)))
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    widen(model)
     if quantization_method(checkpoint) == "compressed-tensors":
         with torch.inference_mode():
             # It unpacks in the first call of the whole model; callers use its parts.

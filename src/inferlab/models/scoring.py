@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inferlab.models.loading import load_model, quantization_method, quieten
+from inferlab.models.wide import widen
 from inferlab.quantization.formats import read_gptq
 from inferlab.store import Checkpoint, open_checkpoint
 
@@ -56,6 +57,7 @@ def load_for_scoring(folder: Path, threads: int) -> PreTrainedModel:
     model = load_model(folder, threads)
     if method == "bitsandbytes":
         _replace(model, _dequantized_4bit)
+        widen(model)
     return model
 
 
@@ -106,6 +108,7 @@ def _model(checkpoint: Checkpoint, state: dict[str, Tensor]) -> PreTrainedModel:
     weights = {name: tensor.bfloat16() for name, tensor in state.items()}
     model.load_state_dict(weights, strict=False, assign=True)
     model.tie_weights()
+    widen(model)
     return model.eval()
 
 

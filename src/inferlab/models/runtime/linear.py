@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from inferlab.models.wide import linear
 
 FEW_ROWS = 16
 """Up to so many rows reading the weights costs most and they are multiplied as they are stored;
@@ -31,7 +32,7 @@ class Dense:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """`inputs` [..., in] to [..., out]."""
-        return F.linear(inputs, self.weight, self.bias)
+        return linear(inputs, self.weight, self.bias)
 
     @property
     def ins(self) -> int:
@@ -63,7 +64,7 @@ class Int8:
         if len(rows) <= FEW_ROWS and self._aligned:
             product = torch._weight_int8pack_mm(rows, self.codes, scale)
         else:
-            product = F.linear(rows, self.codes.to(inputs.dtype)) * scale
+            product = linear(rows, self.codes.to(inputs.dtype)) * scale
         product = product if self.bias is None else product + self.bias
         return product.unflatten(0, inputs.shape[:-1])
 
@@ -104,7 +105,7 @@ class Int4:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """`inputs` [..., in] to [..., out]."""
-        return F.linear(inputs, self._weight(inputs.dtype), self.bias)
+        return linear(inputs, self._weight(inputs.dtype), self.bias)
 
     @property
     def ins(self) -> int:
