@@ -1,9 +1,12 @@
 """bf16 products through fp32: what hardware would give, whether the processor has it or not."""
 
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from inferlab.models import wide
 
@@ -83,3 +86,43 @@ def test_widen_takes_plain_layers_and_keeps_their_weights(processor: bool) -> No
     assert [type(layer) for layer in model] == [wide.WideLinear, nn.ReLU, Packed]
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert within_a_rounding(model[0](x).detach(), expected)
+
+
+@pytest.fixture
+def model() -> PreTrainedModel:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 100}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("llama", **sizes, **heads)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+
+
+def outcome(model: PreTrainedModel) -> tuple[Tensor, list[Tensor]]:
+    """The logits of a padded batch, and the gradients of their sum of squares."""
+    tokens = torch.arange(80).reshape(2, 40)
+    mask = torch.ones_like(tokens)
+    mask[0, :7] = 0
+    model.zero_grad()
+    logits = model(tokens, attention_mask=mask).logits.float()[1:]
+    logits.square().sum().backward()
+    return logits.detach(), [weight.grad.float() for weight in model.parameters()]
+
+
+def test_a_model_and_its_gradients_stay_the_same(processor: bool, model: PreTrainedModel) -> None:
+    logits, gradients = outcome(model)
+    wide.widen(model)
+    assert model.config._attn_implementation == ("sdpa" if processor else wide.ATTENTION)
+    found, slopes = outcome(model)
+    assert (found - logits).norm() / logits.norm() < 0.01
+    for slope, gradient in zip(slopes, gradients, strict=True):
+        assert (slope - gradient).norm() / gradient.norm() < 0.02
+
+
+def test_a_widened_model_is_saved_as_any_other(
+    processor: bool, model: PreTrainedModel, tmp_path: Path
+) -> None:
+    model.save_pretrained(tmp_path / "before")
+    wide.widen(model)
+    model.save_pretrained(tmp_path / "after")
+    before, after = ((tmp_path / name / "config.json").read_text() for name in ("before", "after"))
+    assert after == before

@@ -4,10 +4,13 @@ torch's own bf16 products take about eight times as long there as those of fp32.
 """
 
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+ATTENTION = "wide_sdpa"
 
 FEWEST_ROWS = 16
 """With fewer, reading the weights is what costs, and widening them costs more."""
@@ -37,10 +40,21 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def widen(model: nn.Module) -> None:
-    """Make every plain linear layer of `model` compute with `linear`, in place."""
+    """Make every plain linear layer of `model` compute with `linear`, in place.
+
+    In a model of transformers that uses torch's attention, `attention` takes its place.
+    """
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = WideLinear
+    config = getattr(model, "config", None)
+    if getattr(config, "_attn_implementation", None) == "sdpa" and not multiplies_bf16("cpu"):
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+
+        AttentionInterface.register(ATTENTION, attention)
+        AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+        config._attn_implementation = ATTENTION
 
 
 class WideLinear(nn.Linear):
@@ -48,6 +62,27 @@ class WideLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         return linear(input, self.weight, self.bias)
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The "sdpa" of transformers, of bf16 through fp32; its gradient takes a sixth of the time."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    tensors, mask = (query, key, value), attention_mask
+    if query.dtype != torch.bfloat16:
+        return sdpa_attention_forward(module, *tensors, mask, **options)
+    if mask is not None and mask.dtype == torch.bfloat16:
+        mask = mask.float()
+    wide = (tensor.float() for tensor in tensors)
+    mixed, _ = sdpa_attention_forward(module, *wide, mask, **options)
+    return mixed.bfloat16(), None
 
 
 def _autocast(device: str) -> bool:
