@@ -2,7 +2,8 @@
 
 `python -m benchmarks.gptq`, in a project folder where `dvc repro quantize` has run. Each
 measurement is a process of its own. Own time is split into what is done once a model (calibrate)
-and what every further point of a sweep costs (quantize).
+and what every further point of a sweep costs (quantize). `own_plain` takes all tokens alike, as the
+library does, so that its calibration needs no gradients.
 """
 
 import dataclasses
@@ -27,18 +28,22 @@ from inferlab.quantization.methods import METHODS
 from inferlab.store import load_tensors, open_checkpoint, write_json
 
 WINDOWS = Path("data/windows/calibration.safetensors")
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "own_symmetric": ("gptq", {"symmetric": True}),
-    "own_asymmetric": ("gptq", {"symmetric": False}),
-    "gptqmodel": ("gptqmodel", {}),
+CALIBRATIONS = {"own": True, "own_plain": False}
+"""Ours, and whether tokens are weighed by the loss' gradient."""
+VARIANTS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "own_symmetric": ("gptq", "own", {"symmetric": True, "token_weights": "gradient"}),
+    "own_asymmetric": ("gptq", "own", {"symmetric": False, "token_weights": "gradient"}),
+    "own_plain": ("gptq", "own_plain", {"symmetric": True, "token_weights": "none"}),
+    "gptqmodel": ("gptqmodel", "own", {}),
 }
-"""Method, and what differs from its section of params.yaml."""
+"""Method, calibration, and what differs from the method's section of params.yaml."""
 
 
-def calibrate(folder: str) -> dict[str, float]:
+def calibrate(folder: str, gradients: bool) -> dict[str, float]:
     """Write the statistics of the windows that the stage calibrate reads into `folder`."""
     checkpoint = open_checkpoint(Path("models/base"))
     config = params.load("calibrate", capture.CalibrateParams)
+    config = dataclasses.replace(config, gradients=gradients)
     tokens = load_tensors(WINDOWS)["input_ids"][: config.windows]
     capture.calibrate(checkpoint, tokens, config, Calibration(Path(folder)))
     return {}
@@ -85,25 +90,32 @@ def main() -> None:
     windows = params.load("calibrate", capture.CalibrateParams).windows
     result: dict[str, float] = {"windows": windows}
     with tempfile.TemporaryDirectory(dir="data") as scratch:
-        folders = {name: Path(scratch, name) for name in ("statistics", *VARIANTS)}
-        for folder in folders.values():
-            folder.mkdir()
-        statistics = str(folders["statistics"])
-        once = measured(calibrate, statistics)
-        result |= {"own_calibrate_s": once["seconds"], "own_calibrate_peak_gib": once["peak_gib"]}
-        for name, (method, changes) in VARIANTS.items():
-            output = str(folders[name])
-            made = measured(quantize, method, statistics, output, changes)
+        for name, gradients in CALIBRATIONS.items():
+            statistics = Path(scratch, f"{name}_statistics")
+            statistics.mkdir()
+            once = measured(calibrate, str(statistics), gradients)
+            result |= {
+                f"{name}_calibrate_s": once["seconds"],
+                f"{name}_calibrate_peak_gib": once["peak_gib"],
+            }
+        for name, (method, calibration, changes) in VARIANTS.items():
+            statistics, output = Path(scratch, f"{calibration}_statistics"), Path(scratch, name)
+            output.mkdir()
+            made = measured(quantize, method, str(statistics), str(output), changes)
             result |= {
                 f"{name}_quantize_s": made["seconds"],
                 f"{name}_peak_gib": made["peak_gib"],
-                f"{name}_perplexity": measured(score, output)["perplexity"],
+                f"{name}_perplexity": measured(score, str(output))["perplexity"],
             }
             print(result, file=sys.stderr, flush=True)
-    own = result["own_calibrate_s"] + result["own_symmetric_quantize_s"]
-    result["own_over_gptqmodel_time"] = own / result["gptqmodel_quantize_s"]
-    sweep = result["own_symmetric_quantize_s"] / result["gptqmodel_quantize_s"]
-    result["own_sweep_point_over_gptqmodel_time"] = sweep
+    peer = result["gptqmodel_quantize_s"]
+    weighted = result["own_calibrate_s"] + result["own_symmetric_quantize_s"]
+    plain = result["own_plain_calibrate_s"] + result["own_plain_quantize_s"]
+    result |= {
+        "own_over_gptqmodel_time": weighted / peer,
+        "own_plain_over_gptqmodel_time": plain / peer,
+        "own_sweep_point_over_gptqmodel_time": result["own_symmetric_quantize_s"] / peer,
+    }
     Path("metrics/benchmarks").mkdir(parents=True, exist_ok=True)
     write_json(Path("metrics/benchmarks/gptq.json"), run.checked(result, "gptq.json"))
 
