@@ -1,5 +1,7 @@
 """Affine quantization: cases by hand, the bound of half a step, and what a search may promise."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -8,6 +10,8 @@ from torch import Tensor
 
 from inferlab.errors import InferlabError
 from inferlab.quantization.affine import (
+    SEARCH_FLOOR,
+    SEARCH_STEPS,
     Grid,
     Quantized,
     minmax_grid,
@@ -108,6 +112,27 @@ def test_search_is_never_worse_than_minmax_in_any_group(
     searched = group_errors(weight, searched_grid(weight, *shape, importance), importance)
     plain = group_errors(weight, minmax_grid(weight, *shape), importance)
     assert (searched <= plain * (1 + 1e-5)).all()
+
+
+@settings(deadline=None, max_examples=25)
+@given(matrices(), GRIDS, st.booleans())
+def test_search_finds_the_best_of_all_that_it_may_choose(
+    weight: Tensor, shape: tuple[int, int, bool], weighed: bool
+) -> None:
+    importance = torch.linspace(0.1, 50.0, 16) if weighed else None
+    full = minmax_grid(weight, *shape)
+    signs = (1.0, -1.0) if shape[2] else (1.0,)
+    shrinks = torch.linspace(1.0, SEARCH_FLOOR, SEARCH_STEPS).tolist()
+    tried = torch.stack(
+        [
+            group_errors(weight, replace(full, scale=full.scale * shrink * sign), importance)
+            for shrink in shrinks
+            for sign in signs
+        ]
+    )
+    searched = group_errors(weight, searched_grid(weight, *shape, importance), importance)
+    rounding = 1e-6 * group_errors(weight, replace(full, scale=full.scale * 1e30), importance)
+    assert (searched <= tried.amin(0) * (1 + 1e-5) + rounding).all()
 
 
 def test_search_clips_an_outlier_that_costs_the_rest_more() -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from inferlab.errors import InferlabError
+from inferlab.quantization.loops import best_factors
 
 SEARCH_STEPS = 24
 SEARCH_FLOOR = 0.55
@@ -100,18 +101,13 @@ def searched_grid(
     """
     full = minmax_grid(weight, bits, group_size, symmetric)
     groups = weight.float().unflatten(1, (-1, group_size))
-    weights = None if importance is None else importance.float().view(-1, group_size)
-    best_error = torch.full_like(full.scale, torch.inf)
-    best_scale = full.scale.clone()
+    weights = torch.ones(weight.shape[1]) if importance is None else importance.float()
     signs = (1.0, -1.0) if symmetric and signed else (1.0,)
-    for shrink in torch.linspace(1.0, SEARCH_FLOOR, SEARCH_STEPS).tolist():
-        for sign in signs:
-            scale = full.scale * (shrink * sign)
-            error = _group_error(groups, scale, full.zero, bits, weights)
-            better = error < best_error
-            best_error = torch.where(better, error, best_error)
-            best_scale = torch.where(better, scale, best_scale)
-    return Grid(best_scale, full.zero, bits, group_size)
+    shrinks = torch.linspace(1.0, SEARCH_FLOOR, SEARCH_STEPS).tolist()
+    factors = torch.tensor([shrink * sign for shrink in shrinks for sign in signs])
+    tensors = (groups, full.scale, full.zero, weights.view(-1, group_size), factors)
+    best = best_factors(*(tensor.contiguous().numpy() for tensor in tensors), 2**bits - 1)
+    return Grid(full.scale * torch.from_numpy(best), full.zero, bits, group_size)
 
 
 def quantize(weight: Tensor, grid: Grid) -> Quantized:
@@ -119,13 +115,3 @@ def quantize(weight: Tensor, grid: Grid) -> Quantized:
     groups = weight.float().unflatten(1, (-1, grid.group_size))
     codes = torch.round(groups / grid.scale[..., None] + grid.zero[..., None])
     return Quantized(codes.clamp_(0, 2**grid.bits - 1).flatten(1).to(torch.uint8), grid)
-
-
-def _group_error(
-    groups: Tensor, scale: Tensor, zero: Tensor, bits: int, weights: Tensor | None
-) -> Tensor:
-    """Weighted squared rounding error a group. `groups`: [rows, groups, group_size]."""
-    scale, zero = scale[..., None], zero[..., None]
-    rounded = torch.round(groups / scale).add_(zero).clamp_(0, 2**bits - 1).sub_(zero).mul_(scale)
-    squared = rounded.sub_(groups).square_()
-    return (squared if weights is None else squared.mul_(weights)).sum(-1)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from inferlab.quantization.affine import Grid, Quantized, quantize
+from inferlab.quantization.loops import quantize_block
 
 MAX_DAMPING = 1.0
 
@@ -109,16 +110,12 @@ def _quantize_columns(
     groups = order // grid.group_size
     scale, zero = grid.scale.t().contiguous(), grid.zero.t().contiguous()
     top = 2**grid.bits - 1
-    columns = len(work)
-    for start in range(0, columns, block):
-        stop = min(start + block, columns)
-        errors = torch.empty_like(work[start:stop])
-        for column in range(start, stop):
-            s, z = scale[groups[column]], zero[groups[column]]
-            code = torch.round(work[column] / s).add_(z).clamp_(0, top)
-            codes[column] = code
-            error = (work[column] - code.sub_(z).mul_(s)).div_(factor[column, column])
-            errors[column - start] = error
-            work[column + 1 : stop].addr_(factor[column, column + 1 : stop], error, alpha=-1)
-        work[stop:].addmm_(factor[start:stop, stop:].t(), errors, alpha=-1)
+    for start in range(0, len(work), block):
+        stop = min(start + block, len(work))
+        inside = slice(start, stop)
+        shared = scale[groups[inside]], zero[groups[inside]]
+        tensors = (work[inside], *shared, factor[inside, inside].contiguous())
+        found = quantize_block(*(tensor.numpy() for tensor in tensors), top)
+        codes[inside], errors = map(torch.from_numpy, found)
+        work[stop:].addmm_(factor[inside, stop:].t(), errors, alpha=-1)
     return codes.t()
