@@ -1,14 +1,14 @@
 """The same prompts in vLLM, plainly and with its n-gram speculation, each in its own process."""
 
-import multiprocessing
 import os
 import statistics
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from joblib.externals.loky import ProcessPoolExecutor
 
 from inferlab.errors import InferlabError
 from inferlab.serving.library import ENVIRONMENT
@@ -36,8 +36,11 @@ def ngram_speedup(load: Load) -> float:
 
 
 def _in_child(load: Load, speculate: bool) -> list[float]:
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
+    """`_rates`, in a process that has imported nothing else.
+
+    vLLM looks at every module that is there already, and trips over one of numba's (0.32).
+    """
+    with ProcessPoolExecutor(1) as pool:
         try:
             return pool.submit(_rates, load, speculate).result()
         except BrokenProcessPool:
