@@ -1,14 +1,6 @@
-"""Question-answer pairs written by the model itself, through vLLM, in a process of its own.
+"""Question-answer pairs written by the model itself, through vLLM, in a process of its own."""
 
-vLLM takes threads, memory and signal handlers of the process that it lives in; in a child all of it
-is gone when the texts are there.
-"""
-
-import multiprocessing
-import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,9 +10,8 @@ from pydantic import Field
 
 from inferlab.data.tables import Row
 from inferlab.distillation.pairs import Filtered, filter_pairs
-from inferlab.errors import InferlabError
 from inferlab.params import section
-from inferlab.serving.library import ENVIRONMENT
+from inferlab.serving.offline import alone
 
 FORM = (
     r"( [A-Za-z0-9']{1,14}){3,12}\?\nAnswer: [A-Z0-9][A-Za-z0-9]{0,14}( [A-Za-z0-9]{1,14}){0,3}\n"
@@ -71,15 +62,11 @@ class Generated:
 
 def generate(request: Request) -> Generated:
     """Generate, filter and ask. Raises InferlabError when nothing is usable or the child dies."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        try:
-            return pool.submit(_session, request).result()
-        except BrokenProcessPool:
-            raise InferlabError(
-                "the process that generates pairs died; lower data_distillation.generator's "
-                "kv_cache_gib or max_num_seqs if memory ran out"
-            ) from None
+    told = (
+        "the process that generates pairs died; lower data_distillation.generator's kv_cache_gib "
+        "or max_num_seqs if memory ran out"
+    )
+    return alone(_session, request, told=told)
 
 
 def generation_prompts(request: Request) -> tuple[list[str], list[str]]:
@@ -120,7 +107,6 @@ def question_prompt(question: str) -> str:
 
 def _session(request: Request) -> Generated:
     """In the child: one engine writes pairs and answers questions."""
-    os.environ.update(ENVIRONMENT)
     from vllm import LLM, SamplingParams
     from vllm.sampling_params import StructuredOutputsParams
 

@@ -3,15 +3,11 @@
 import os
 import statistics
 from collections.abc import Sequence
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from joblib.externals.loky import ProcessPoolExecutor
-
-from inferlab.errors import InferlabError
-from inferlab.serving.library import ENVIRONMENT
+from inferlab.serving.offline import alone
 
 
 @dataclass(frozen=True)
@@ -31,27 +27,14 @@ def ngram_speedup(load: Load) -> float:
 
     Median over prompts of ratios of the same prompt. Raises InferlabError when an engine dies.
     """
-    plain, speculative = (_in_child(load, speculate) for speculate in (False, True))
+    told = "the process that runs vLLM died; if memory ran out, set draft_models.vllm to false"
+    plain, speculative = (alone(_rates, load, speculate, told=told) for speculate in (False, True))
     return statistics.median(b / a for a, b in zip(plain, speculative, strict=True))
-
-
-def _in_child(load: Load, speculate: bool) -> list[float]:
-    """`_rates`, in a process that has imported nothing else.
-
-    vLLM looks at every module that is there already, and trips over one of numba's (0.32).
-    """
-    with ProcessPoolExecutor(1) as pool:
-        try:
-            return pool.submit(_rates, load, speculate).result()
-        except BrokenProcessPool:
-            raise InferlabError(
-                "the process that runs vLLM died; if memory ran out, set draft_models.vllm to false"
-            ) from None
 
 
 def _rates(load: Load, speculate: bool) -> list[float]:
     """Tokens per second after the first, of each prompt."""
-    os.environ.update(ENVIRONMENT | {"OMP_NUM_THREADS": str(load.threads)})
+    os.environ["OMP_NUM_THREADS"] = str(load.threads)
     from vllm import LLM, SamplingParams
 
     longest, shortest = load.lookup
