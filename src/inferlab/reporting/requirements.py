@@ -73,10 +73,10 @@ class ReportParams:
 class Candidate:
     """A variant on an engine at a concurrency, as measured; times in milliseconds.
 
-    `ttft_ms` and `tpot_ms`: 95th percentile of requests, and no less than the slowest round's
-    median. `requests_per_s` of one machine, `low` and `high` over rounds. `perplexity_ratio` to
-    the base, `accuracy_loss` the largest drop of a task's accuracy below it. `computed`: from
-    rates of prefill and decoding, not from requests.
+    `ttft_ms` and `tpot_ms`: 95th percentile over the requests of the slowest round.
+    `requests_per_s` of one machine, `low` and `high` over rounds. `perplexity_ratio` to the base,
+    `accuracy_loss` the largest drop of a task's accuracy below it. `computed`: from rates of
+    prefill and decoding, not from requests.
     """
 
     variant: str

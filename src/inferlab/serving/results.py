@@ -19,7 +19,7 @@ from inferlab.serving.experiment import (
 )
 from inferlab.serving.load import ErrorKind, Outcome
 
-BANDED = ("output_tokens_per_s", "ttft_ms_p50", "tpot_ms_p50")
+BANDED = ("output_tokens_per_s", "ttft_ms_p50", "tpot_ms_p50", "ttft_ms_p95", "tpot_ms_p95")
 PER_CONCURRENCY = ("output_tokens_per_s", "ttft_ms_p50", "ttft_ms_p95", "tpot_ms_p50")
 
 
