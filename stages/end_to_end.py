@@ -8,6 +8,7 @@ from inferlab.run import stage
 from inferlab.serving.end_to_end import EndToEndParams, measure, start
 from inferlab.serving.end_to_end_plots import plot_radar
 from inferlab.serving.end_to_end_results import ratios, speeds, table
+from inferlab.serving.quality import measured_ratio
 from inferlab.store import load_tensors, read_json
 
 log = logging.getLogger("inferlab.end_to_end")
@@ -18,8 +19,9 @@ def main() -> None:
         params = run.params
         folders = {name: Path("models", one.variant) for name, one in params.configurations.items()}
         perplexities = {
-            variant: read_json(Path(f"metrics/evaluate/{variant}.json"))["token_perplexity"]
-            for variant in sorted({one.variant for one in params.configurations.values()})
+            name: read_json(Path(f"metrics/evaluate/{one.variant}.json"))["token_perplexity"]
+            * (measured_ratio(one.variant) if one.engine == "vllm" else 1.0)
+            for name, one in params.configurations.items()
         }
         stream = load_tensors(Path("data/windows/training.safetensors"))["input_ids"].numpy()
         with contextlib.ExitStack() as stack:

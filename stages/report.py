@@ -19,7 +19,7 @@ def main() -> None:
         pictures = {name: results.read_pictures(Path("plots"), name) for name in STUDIES}
         notes = findings(Path("docs/studies.md").read_text(encoding="utf-8"))
         groups, missing = page.studies(metrics, pictures, notes, settings)
-        measured = advice.measured(metrics["evaluate"], Path("plots"), settings)
+        measured = advice.measured(metrics, Path("plots"), settings)
         answer = advice.advise_or_say(run.params, measured)
         model = results.read_manifest(Path("models/base/manifest.json"))
         origin = page.Provenance(provenance.versions(), provenance.machine(), model)

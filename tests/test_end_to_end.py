@@ -199,7 +199,7 @@ def test_table_by_hand(tmp_path: Path) -> None:
     params = section(tmp_path, configurations=PAIR)
     rounds = {"first": rounds_of(0.5, [10, 20, 40]), "second": rounds_of(0.2, [30, 50, 60])}
     rounds["second"][0].together.append(outcome((0.1,), 0, "timeout"))
-    first, second = table(rounds, {"base": 20.0, "int8": 20.5}, params)
+    first, second = table(rounds, {"first": 20.0, "second": 20.5}, params)
     assert first == {
         "configuration": "first",
         "engine": "transformers",
@@ -219,8 +219,8 @@ def test_table_by_hand(tmp_path: Path) -> None:
     assert (second["speculative"], second["failed_requests"]) == (1, 1)
     assert ratios([first, second], "first") == {
         "throughput_ratio_second": 2.5,
-        "token_perplexity_base": 20.0,
-        "token_perplexity_int8": 20.5,
+        "token_perplexity_first": 20.0,
+        "token_perplexity_second": 20.5,
         "failed_requests": 1,
     }
     timing = speeds([first, second])
@@ -231,7 +231,7 @@ def test_table_by_hand(tmp_path: Path) -> None:
 def test_gpu_has_a_column_where_one_was_seen(tmp_path: Path) -> None:
     params = section(tmp_path, configurations=PAIR)
     rounds = dict.fromkeys(PAIR, rounds_of(0.5, [10, 20, 40], gpu=0.75))
-    rows = table(rounds, {"base": 20.0, "int8": 20.5}, params)
+    rows = table(rounds, {"first": 20.0, "second": 20.5}, params)
     assert [row["gpu_share"] for row in rows] == [0.75, 0.75]
 
 
@@ -240,7 +240,7 @@ def test_single_requests_that_all_failed_are_no_measurement(tmp_path: Path) -> N
     failed = Round([outcome((0.1,), 0, "cut")], [], Usage(0.1, 1, None))
     rounds = {name: [failed] for name in PAIR}
     with pytest.raises(InferlabError, match=r"no request succeeded \(cut: 1\)"):
-        table(rounds, {"base": 20.0, "int8": 20.5}, params)
+        table(rounds, {"first": 20.0, "second": 20.5}, params)
 
 
 BUSY = (
@@ -411,9 +411,10 @@ def test_stage_from_end_to_end(
     monkeypatch.chdir(tmp_path)
     Path("params.yaml").write_text(yaml.safe_dump({"run": content["run"], "end_to_end": own}))
     shutil.copytree(tiny_llama, "models/base")
-    for folder in ("data/windows", "metrics/evaluate"):
+    for folder in ("data/windows", "metrics/evaluate", "metrics/serve_benchmark"):
         Path(folder).mkdir(parents=True)
     Path("metrics/evaluate/base.json").write_text('{"token_perplexity": 20.0}')
+    Path("metrics/serve_benchmark/base.json").write_text('{"served_perplexity_ratio": 1.1}')
     stream = torch.randint(3, 100, (500,), generator=torch.manual_seed(0), dtype=torch.int32)
     save_tensors(Path("data/windows/training.safetensors"), {"input_ids": stream})
 
@@ -421,7 +422,8 @@ def test_stage_from_end_to_end(
 
     values = json.loads(Path("metrics/end_to_end.json").read_text())
     assert values["failed_requests"] == 0
-    assert values["token_perplexity_base"] == 20.0
+    assert values["token_perplexity_runtime_int8"] == 20.0
+    assert values["token_perplexity_vllm_speculative"] == pytest.approx(22.0)
     assert all(values[f"throughput_ratio_{name}"] > 0 for name in kept[1:])
     timing = json.loads(Path("metrics/timing/end_to_end.json").read_text())
     assert all(timing[f"ttft_ms_{name}"] > 0 for name in kept)

@@ -39,7 +39,13 @@ QUALITY = {
 }
 WINDOWS = {"base": [10.0, 40.0, 20.0], "small": [11.0, 44.0, 22.0]}
 SPEEDS = {"base": (100.0, 10.0), "small": (50.0, 5.0)}
-SERVED = {"base": {"prefill_tokens_per_s": 300.0, "tpot_ms_p50_c1": 25.0}}
+SERVED = {
+    "base": {
+        "prefill_tokens_per_s": 300.0,
+        "tpot_ms_p50_c1": 25.0,
+        "served_perplexity_ratio": 1.01,
+    }
+}
 
 
 def rows() -> list[dict[str, Any]]:
@@ -82,7 +88,8 @@ def test_served_speed_is_that_of_the_named_variant_and_empty_elsewhere() -> None
     small, base = rows()
     assert (base["vllm_decode_tokens_per_s"], base["vllm_prefill_tokens_per_s"]) == (40, 300)
     assert base["vllm_measured_on"] == "base"
-    assert small["vllm_decode_tokens_per_s"] == ""
+    assert base["vllm_perplexity_ratio"] == 1.01
+    assert small["vllm_decode_tokens_per_s"] == small["vllm_perplexity_ratio"] == ""
     assert small["trivia_accuracy"] == 0.4
 
 

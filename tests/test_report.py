@@ -13,6 +13,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inferlab.reporting.candidates import as_served
 from inferlab.reporting.decision import Case, best, decide, pareto, reason
 from inferlab.reporting.requirements import Candidate, Requirements, Traffic, machines, overshoots
 from inferlab.reporting.sensitivity import along, lead, over_traffic, sensitivities
@@ -178,6 +179,21 @@ def test_the_winner_is_on_the_front_and_nothing_within_limits_is_cheaper(
         assert winner.machines == least
         front = dict(zip(candidates, pareto(candidates), strict=True))
         assert front[winner.candidate]
+
+
+def test_perplexity_on_vllm_is_that_of_its_own_arithmetic_over_the_base_s() -> None:
+    found = {"base": (1.0, 0.0), "gptq": (1.1, 0.02), "nf4": (1.3, 0.03)}
+    serving = {
+        "base": {"served_perplexity_ratio": 1.01},
+        "gptq": {"served_perplexity_ratio": 1.0302},
+        "nf4": {"failed_requests": 0},  # was not asked for its perplexity
+    }
+    assert as_served(found, serving) == {
+        "base": (1.0, 0.0),
+        "gptq": (pytest.approx(1.122), 0.02),
+        "nf4": (1.3, 0.03),
+    }
+    assert as_served(found, {}) == found
 
 
 def test_front_by_hand() -> None:

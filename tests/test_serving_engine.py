@@ -150,6 +150,14 @@ def test_every_stage_passes_parallelism_on(stage: str, tmp_path: Path) -> None:
         assert alone == (tensor * pipeline == 1)
 
 
+def test_activations_beside_int4_weights_have_the_bits_that_were_asked_for(
+    engine: EngineParams,
+) -> None:
+    for bits, flag in ((8, "1"), (16, "0")):
+        settings = dataclasses.replace(engine, int4_activation_bits=bits)
+        assert engines.environment(settings)["VLLM_CPU_INT4_W4A8"] == flag
+
+
 def test_several_servers_get_ports_of_their_own() -> None:
     assert len(set(engines._ports(0, 20))) == 20
 
@@ -268,6 +276,7 @@ def write_project(model: Path, **changes: object) -> None:
         "prefill": {"concurrency": 1, "input_tokens": 16, "output_tokens": 1},
     }
     section["engine"] |= {"max_model_len": 64, "kv_cache_gib": 0.1, "threads": 1}
+    section["engine"]["dtype"] = "float32"
     Path("params.yaml").write_text(
         yaml.safe_dump({"run": content["run"], "serve_benchmark": section | changes})
     )
@@ -275,6 +284,28 @@ def write_project(model: Path, **changes: object) -> None:
     Path("data/windows").mkdir(parents=True)
     stream = torch.randint(3, 100, (500,), generator=torch.manual_seed(0), dtype=torch.int32)
     save_tensors(Path("data/windows/training.safetensors"), {"input_ids": stream})
+    windows = torch.randint(3, 100, (3, 20), generator=torch.manual_seed(1), dtype=torch.int32)
+    sizes = {"words": torch.full((3,), 10), "bytes": torch.full((3,), 40)}
+    save_tensors(Path("data/windows/heldout.safetensors"), {"input_ids": windows, **sizes})
+
+
+def evaluate(model: Path) -> None:
+    """What the stage evaluate leaves of the perplexity of the project's windows."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from inferlab.evaluation.perplexity import perplexity
+    from inferlab.store import load_tensors
+
+    windows = load_tensors(Path("data/windows/heldout.safetensors"))
+    exact = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    rows = perplexity(exact, windows, batch=2).by_window()
+    Path("plots/evaluate").mkdir(parents=True)
+    lines = [
+        "window,token_perplexity",
+        *(f"{n},{row['token_perplexity']}" for n, row in enumerate(rows)),
+    ]
+    Path("plots/evaluate/base.csv").write_text("\n".join(lines))
 
 
 @pytest.mark.smoke
@@ -284,7 +315,8 @@ def test_stage_from_end_to_end(
     from stages import serve_benchmark
 
     monkeypatch.chdir(tmp_path)
-    write_project(tiny_llama)
+    write_project(tiny_llama, scored_windows=2)
+    evaluate(tiny_llama)
 
     serve_benchmark.main()
 
@@ -293,6 +325,8 @@ def test_stage_from_end_to_end(
         assert values[f"output_tokens_per_s_c{n}"] > 0
         assert 0 < values[f"ttft_ms_p50_c{n}"] <= values[f"ttft_ms_p95_c{n}"]
     assert values["failed_requests"] == 0
+    # Both compute in 32 bits, so they agree to the last few digits.
+    assert values["served_perplexity_ratio"] == pytest.approx(1, abs=1e-6)
     assert values["decode_concurrency"] in (1, 2)
     assert min(values["prefill_tokens_per_s"], values["decode_tokens_per_s"]) > 0
     assert json.loads(Path("metrics/timing/serve_benchmark.json").read_text())["seconds"] > 0
@@ -316,7 +350,7 @@ def test_server_killed_in_the_middle_of_a_benchmark_fails_the_stage(
         return experiment.measure(servers, *arguments)
 
     monkeypatch.chdir(tmp_path)
-    write_project(tiny_llama, rounds=1000)
+    write_project(tiny_llama, rounds=1000, scored_windows=0)
     monkeypatch.setattr(serve_benchmark, "measure", measure)
     with pytest.raises(SystemExit) as caught:
         serve_benchmark.main()

@@ -4,11 +4,12 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from inferlab import params as parameters
 from inferlab.errors import InferlabError
-from inferlab.serving import results
+from inferlab.serving import quality, results
 from inferlab.serving.experiment import (
     Load,
     Outcomes,
@@ -163,3 +164,21 @@ def test_bad_parameters_are_told_before_any_work(
         read(tmp_path, **changes)
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_served_perplexity_is_compared_on_the_windows_that_were_served() -> None:
+    ratio = quality.perplexity_ratio([22.0, 11.0], [20.0, 10.0, 99.0])
+    assert ratio == pytest.approx(1.1)
+
+
+def test_served_quality_needs_the_evaluation_and_room(
+    params: ServeBenchmarkParams, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InferlabError, match=r"int8.csv is missing.*run dvc repro evaluate@int8"):
+        quality.evaluated_perplexities("int8")
+    assert quality.measured_ratio("int8") == 1
+    limit = params.engine.max_model_len
+    quality.require_room(torch.zeros(1, limit - 1), params.engine)
+    with pytest.raises(InferlabError, match=f"{limit} tokens.*do not fit engine.max_model_len"):
+        quality.require_room(torch.zeros(1, limit), params.engine)

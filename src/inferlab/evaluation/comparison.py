@@ -120,16 +120,21 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _served_cells(name: str | None, served: Mapping[str, dict[str, float]]) -> dict[str, Any]:
-    """vLLM's speed for one client, from the variant that was served in the same format."""
+    """vLLM's speed for one client, from the variant that was served in the same format.
+
+    `vllm_perplexity_ratio` is that variant's perplexity as served over its evaluated one.
+    """
     if name is None:
         return {
             "vllm_prefill_tokens_per_s": "",
             "vllm_decode_tokens_per_s": "",
+            "vllm_perplexity_ratio": "",
             "vllm_measured_on": "",
         }
     found = served[name]
     return {
         "vllm_prefill_tokens_per_s": found["prefill_tokens_per_s"],
         "vllm_decode_tokens_per_s": 1000 / found["tpot_ms_p50_c1"],
+        "vllm_perplexity_ratio": found.get("served_perplexity_ratio", ""),
         "vllm_measured_on": name,
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from inferlab.errors import InferlabError
-from inferlab.reporting.candidates import Rows, losses, served, unserved
+from inferlab.reporting.candidates import Rows, as_served, losses, served, unserved
 from inferlab.reporting.chart import Chart, charts
 from inferlab.reporting.decision import Case, Decision, Option, decide, pareto, reason
 from inferlab.reporting.requirements import (
@@ -29,11 +29,13 @@ log = logging.getLogger("inferlab.report")
 class Measured:
     """What the decision rests on.
 
-    `quality`: metrics of evaluate by variant; `concurrency`, `formats`, `prices`: the tables of
-    serve_benchmark, format_comparison and cost_report; lengths: of the requests that were served.
+    `quality`, `serving`: metrics of evaluate and serve_benchmark by variant; `concurrency`,
+    `formats`, `prices`: the tables of serve_benchmark, format_comparison and cost_report;
+    lengths: of the requests that were served.
     """
 
     quality: Mapping[str, Mapping[str, float]]
+    serving: Mapping[str, Mapping[str, float]]
     concurrency: Rows
     formats: Rows
     prices: Rows
@@ -42,12 +44,18 @@ class Measured:
 
 
 def measured(
-    quality: Mapping[str, Mapping[str, float]], plots: Path, settings: Mapping[str, Any]
+    metrics: Mapping[str, Mapping[str, Mapping[str, float]]],
+    plots: Path,
+    settings: Mapping[str, Any],
 ) -> Measured:
-    """Read the tables below `plots`; `settings`: the whole params.yaml, for the lengths."""
+    """Read the tables below `plots`.
+
+    `metrics`: of all studies, by stage and key; `settings`: the whole params.yaml, for the lengths.
+    """
     middle = settings["serve_benchmark"]["middle"]
     return Measured(
-        quality=quality,
+        quality=metrics["evaluate"],
+        serving=metrics["serve_benchmark"],
         concurrency=read_table(plots / "serve_benchmark/concurrency.csv"),
         formats=read_table(plots / "format_comparison/formats.csv"),
         prices=read_table(plots / "cost_report/per_million_tokens.csv"),
@@ -91,7 +99,7 @@ def advise(params: ReportParams, measured: Measured) -> Advice:
     """
     found = losses(measured.quality)
     candidates = [
-        *served(measured.concurrency, found),
+        *served(measured.concurrency, as_served(found, measured.serving)),
         *unserved(measured.formats, found, measured.input_tokens, measured.output_tokens),
     ]
     if not candidates:

@@ -9,6 +9,7 @@ BASE = "base"
 TASKS = ("trivia_accuracy", "cloze_accuracy")
 Rows = Sequence[Mapping[str, str]]
 Losses = Mapping[str, tuple[float, float]]
+AS_SERVED = "served_perplexity_ratio"
 
 
 def losses(quality: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[float, float]]:
@@ -28,6 +29,21 @@ def losses(quality: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[float,
             max(0.0, *(base[task] - found[task] for task in TASKS)),
         )
         for name, found in quality.items()
+    }
+
+
+def as_served(found: Losses, metrics: Mapping[str, Mapping[str, float]]) -> Losses:
+    """`found`, with perplexities that come out of the server's own arithmetic, over the base's.
+
+    `metrics`: of the stage serve_benchmark by variant. A variant whose perplexity was not asked of
+    its server keeps that of its checkpoint, as all do where the base's was not.
+    """
+    base = metrics.get(BASE, {}).get(AS_SERVED)
+    if base is None:
+        return found
+    return {
+        name: (ratio * metrics.get(name, {}).get(AS_SERVED, base) / base, loss)
+        for name, (ratio, loss) in found.items()
     }
 
 

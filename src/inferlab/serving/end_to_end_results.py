@@ -14,7 +14,7 @@ SPEEDS = ("ttft_ms", "decode_tokens_per_s", "throughput_tokens_per_s", "throughp
 def table(
     rounds: Mapping[str, Sequence[Round]], perplexities: Mapping[str, float], params: EndToEndParams
 ) -> list[dict[str, Any]]:
-    """One row a configuration; `perplexities`: of each variant.
+    """One row a configuration; `perplexities`: of each configuration.
 
     `ttft_ms` and `decode_tokens_per_s` are medians over all requests of one client, throughput and
     the shares medians over rounds, with the throughput's lowest and highest round and its spread,
@@ -42,7 +42,7 @@ def table(
                 "cpu_share": round(median(one.usage.cpu_share for one in own), 4),
                 **({"gpu_share": round(median(gpu), 4)} if gpu else {}),
                 "memory_mib": round(max(one.usage.peak_bytes for one in own) / MIB, 1),
-                "token_perplexity": round(perplexities[configuration.variant], 4),
+                "token_perplexity": round(perplexities[name], 4),
                 "failed_requests": sum(_failed(one) for one in own),
             }
         )
@@ -57,7 +57,7 @@ def ratios(rows: Sequence[Mapping[str, Any]], reference: str) -> dict[str, float
         for name, rate in rates.items()
         if name != reference
     }
-    values |= {f"token_perplexity_{row['variant']}": row["token_perplexity"] for row in rows}
+    values |= {f"token_perplexity_{row['configuration']}": row["token_perplexity"] for row in rows}
     return values | {"failed_requests": sum(row["failed_requests"] for row in rows)}
 
 

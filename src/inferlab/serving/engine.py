@@ -41,6 +41,7 @@ class EngineParams:
     dtype: Literal["auto", "bfloat16", "float16", "float32"]
     prefix_caching: bool
     enforce_eager: bool
+    int4_activation_bits: Literal[8, 16]
     tensor_parallel: Annotated[int, Field(ge=1)]
     pipeline_parallel: Annotated[int, Field(ge=1)]
     start_timeout_s: Annotated[float, Field(gt=0)]
@@ -153,6 +154,7 @@ def environment(engine: EngineParams) -> dict[str, str]:
         "OMP_NUM_THREADS": str(engine.threads or max(1, len(os.sched_getaffinity(0)) - 1)),
         "OMP_WAIT_POLICY": "PASSIVE",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_INT4_W4A8": str(int(engine.int4_activation_bits == 8)),
     }
     if engine.tensor_parallel * engine.pipeline_parallel == 1:
         # A single worker then lives in the engine's process: one process and its imports less.

@@ -60,6 +60,7 @@ class ServeBenchmarkParams:
     requests_per_client: Count
     rounds: Count
     length_rounds: Count
+    scored_windows: Annotated[int, Field(ge=0)]
     objective: Objective
     engine: EngineParams
 
