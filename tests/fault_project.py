@@ -135,6 +135,10 @@ class Project:
         """The stages of dvc.lock."""
         return yaml.safe_load((self.workspace / "dvc.lock").read_text())["stages"]
 
+    def take_lock_from_git(self) -> None:
+        """What a user does about one that is damaged: `git checkout dvc.lock`. The undisturbed one stands for Git's."""
+        _copy(self.base / "dvc.lock", self.workspace / "dvc.lock")
+
     def outputs(self, stage: str) -> list[str]:
         """Everything that the stage writes, metrics and plots too, from the undisturbed run."""
         kept = yaml.safe_load((self.base / "dvc.lock").read_text())["stages"]
