@@ -136,7 +136,10 @@ class Project:
         return yaml.safe_load((self.workspace / "dvc.lock").read_text())["stages"]
 
     def take_lock_from_git(self) -> None:
-        """What a user does about one that is damaged: `git checkout dvc.lock`. The undisturbed one stands for Git's."""
+        """What a user does about a damaged one: `git checkout dvc.lock`.
+
+        That of the undisturbed run stands for Git's.
+        """
         _copy(self.base / "dvc.lock", self.workspace / "dvc.lock")
 
     def outputs(self, stage: str) -> list[str]:
