@@ -2,13 +2,16 @@
 
 `python -m benchmarks.packed_checkpoint`, in a project folder where `dvc repro quantize` has run.
 vLLM and gptqmodel (through transformers) read models/gptq as it lies there; the reference is plain
-bf16 weights that our reader dequantized. The kernels round differently, so that near-ties flip and
-a text that has flipped goes its own way: counted are the tokens that agree position by position,
-and those up to each text's first difference.
+bf16 weights that our reader dequantized. vLLM runs twice: with activations in 16 bits, and in the 8
+that it takes by itself beside INT4 weights where a processor has AMX. The kernels round
+differently, so that near-ties flip and a text that has flipped goes its own way: counted are the
+tokens that agree position by position, and those up to each text's first difference.
 """
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import torch
@@ -42,9 +45,10 @@ def in_transformers(load: Callable[[Path, int], torch.nn.Module], prompts: Tenso
     return texts
 
 
-def in_vllm(prompts: Tensor) -> Texts:
+def in_vllm(prompts: Tensor, activation_bits: Literal[8, 16]) -> Texts:
     """The same from a server on loopback."""
     engine = params.load("serve_benchmark", ServeBenchmarkParams).engine
+    engine = dataclasses.replace(engine, int4_activation_bits=activation_bits)
     body = {"model": "gptq", "max_tokens": NEW_TOKENS, "temperature": 0, "return_token_ids": True}
     body["ignore_eos"] = True
     with serve({"gptq": MODEL}, engine) as servers:
@@ -73,7 +77,8 @@ def main() -> None:
     reference = in_transformers(load_for_scoring, prompts)
     result: dict[str, float] = {"tokens": PROMPTS * NEW_TOKENS}
     result |= agreement(in_transformers(load_model, prompts), reference, "gptqmodel")
-    result |= agreement(in_vllm(prompts), reference, "vllm")
+    result |= agreement(in_vllm(prompts, 16), reference, "vllm")
+    result |= agreement(in_vllm(prompts, 8), reference, "vllm_8_bit_activations")
     Path("metrics/benchmarks").mkdir(parents=True, exist_ok=True)
     target = Path("metrics/benchmarks/packed_checkpoint.json")
     write_json(target, run.checked(result, str(target)))

@@ -129,6 +129,15 @@ def test_latest_value_joins_the_series_that_are_there() -> None:
     np.testing.assert_array_equal(values(only, two), [4, NAN, NAN])
 
 
+def test_a_tie_falls_on_the_side_on_which_prometheus_has_it() -> None:
+    """12 of 15 is 0.8000000000000002 there, not below 0.8: a tenth of 12 is taken by a product."""
+    growth = np.linspace(0, 1, 11)
+    some = recording(
+        [Series("part", {}, 100 + 12 * growth), Series("whole", {}, 100 + 15 * growth)], 1.0
+    )
+    assert values(Ratio("ratio", "part", "whole", 10.0), some)[-1] == 12 * 0.1 / 1.5 > 0.8
+
+
 def test_ratio_of_rates_and_of_nothing() -> None:
     ticks = np.arange(6.0)
     some = recording(

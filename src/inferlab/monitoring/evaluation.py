@@ -114,7 +114,8 @@ def rate(
         to_start = min(to_start, sampled * samples[0] / growth)
     threshold = 1.1 * between
     whole = sampled + sum(one if one < threshold else between / 2 for one in (to_start, to_end))
-    return float(growth * (whole / sampled) / window_s)
+    # In Prometheus' order of operations, which decides on which side of a threshold a tie falls.
+    return float(growth * (whole / sampled / window_s))
 
 
 def _first_tick(interval_s: float, tick: int, window_s: float, closed: bool) -> int:
