@@ -20,7 +20,7 @@ def main() -> None:
         with run.timed("simulate"):
             outcome = study.run_all(days, settings, known, instance, params, run.threads)
         rows = study.setting_table(settings, outcome)
-        chosen = study.choose(settings, outcome, params.target)
+        chosen = study.choose(settings, outcome, params.target, params.confidence)
         run.metrics("metrics/autoscaling.json", study.metrics(chosen, errors))
         folder, picks = "plots/autoscaling", [row for _, row in chosen]
         run.table(f"{folder}/settings.csv", rows)

@@ -20,9 +20,10 @@ from inferlab.simulation.autoscaling import (
     simulate,
     weighted_p95,
 )
-from inferlab.simulation.autoscaling_settings import AutoscalingParams, make_settings
+from inferlab.simulation.autoscaling_settings import AutoscalingParams, Setting, make_settings
 from inferlab.simulation.autoscaling_study import (
     choose,
+    lower_bound,
     make_days,
     make_known,
     measured_instance,
@@ -297,15 +298,32 @@ def test_settings_are_judged_on_days_that_they_were_not_chosen_on(
     known, _ = make_known(days, params, INSTANCE, 0)
     found = make_settings(params, known)
     outcome = run_all(days, found, known, INSTANCE, params, 1)
-    picks = choose(found, outcome, 0.99)
+    picks = choose(found, outcome, 0.99, 0.5)
     assert [row["policy"] for _, row in picks] == [*params.policies, "foresight"]
     spoiled = replace(outcome, usd=outcome.usd.copy())
     spoiled.usd[:, 2:] *= 3
-    for (before, row), (after, again) in zip(picks, choose(found, spoiled, 0.99), strict=True):
+    later = choose(found, spoiled, 0.99, 0.5)
+    for (before, row), (after, again) in zip(picks, later, strict=True):
         assert before == after
         assert again["usd_per_day"] == pytest.approx(3 * row["usd_per_day"])
     judged = setting_table(found, outcome, slice(2, None))
     assert picks[0][1]["compliance"] == judged[picks[0][0]]["compliance"]
+
+
+def test_a_setting_that_keeps_the_target_by_luck_is_not_chosen() -> None:
+    kept = [[0.985, 0.989, 0.997, 1.0], [0.9915, 0.992, 0.9925, 0.992], [0.999] * 4]
+    assert lower_bound(np.array([1.0, 2.0, 3.0]), 0.95) == pytest.approx(2 - 2.919986 / 3**0.5)
+    within = np.tile(np.array(kept), 2)
+    usd = np.repeat([[1.0], [2.0], [3.0]], 8, axis=1)
+    ones = np.ones_like(usd)
+    outcome = Outcome(**{field.name: ones for field in fields(Outcome)})
+    outcome = replace(outcome, usd=usd, within=within)
+    settings = [Setting("fixed", str(n), Fixed(n)) for n in (1, 2, 3)]
+    [(mean, _)] = choose(settings, outcome, 0.99, 0.5)
+    [(sure, row)] = choose(settings, outcome, 0.99, 0.95)
+    assert (mean, sure, row["kept_target_before"]) == (0, 1, 1)
+    [(none, row)] = choose(settings, outcome, 0.9999, 0.95)
+    assert (none, row["kept_target_before"]) == (2, 0)
 
 
 SERVED = {

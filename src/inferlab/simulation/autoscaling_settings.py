@@ -48,6 +48,7 @@ class AutoscalingParams:
     variant: str
     days: Annotated[int, Field(ge=4)]
     target: Annotated[float, Field(gt=0, le=1)]
+    confidence: Annotated[float, Field(ge=0.5, lt=1)]
     policies: Annotated[tuple[str, ...], Field(min_length=1)]
     load: LoadParams
     fleet: FleetParams

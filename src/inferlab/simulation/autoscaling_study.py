@@ -134,23 +134,28 @@ def setting_table(
     return [row | {"front": int(not _beaten(row, rows))} for row in rows]
 
 
-def choose(settings: Sequence[Setting], outcome: Outcome, target: float) -> list[tuple[int, Row]]:
-    """For each policy the cheapest setting that keeps `target` on the first half of the days.
+def choose(
+    settings: Sequence[Setting], outcome: Outcome, target: float, confidence: float
+) -> list[tuple[int, Row]]:
+    """For each policy the cheapest setting that keeps `target` by the first half of the days.
 
-    The most compliant one when none does. Its place among the settings, and its row on the others.
+    It keeps it when the one-sided lower bound of its mean compliance does: of many settings whose
+    mean does, the cheapest is one that was lucky. The one with the highest bound when none does.
+    Returns its place among the settings, and its row on the other half.
     """
     half = outcome.usd.shape[1] // 2
     seen, unseen = (
         setting_table(settings, outcome, one) for one in (slice(None, half), slice(half, None))
     )
+    bounds = [lower_bound(days, confidence) for days in outcome.compliance[:, :half]]
     chosen = []
     for policy in dict.fromkeys(one.policy for one in settings):
         own = [place for place, one in enumerate(settings) if one.policy == policy]
-        keeping = [place for place in own if seen[place]["compliance"] >= target]
+        keeping = [place for place in own if bounds[place] >= target]
         if keeping:
             best = min(keeping, key=lambda place: seen[place]["usd_per_day"])
         else:
-            best = max(own, key=lambda place: seen[place]["compliance"])
+            best = max(own, key=lambda place: bounds[place])
         chosen.append((best, unseen[best] | {"kept_target_before": int(bool(keeping))}))
     return chosen
 
@@ -167,10 +172,15 @@ def metrics(chosen: Sequence[tuple[int, Row]], errors: Sequence[Row]) -> dict[st
     return values
 
 
+def lower_bound(values: Floats, confidence: float) -> float:
+    """What the mean exceeds with this confidence, by Student's t. values: one a day, at least 2."""
+    error = float(values.std(ddof=1)) / len(values) ** 0.5
+    return float(values.mean()) - float(student_t.ppf(confidence, len(values) - 1)) * error
+
+
 def _interval(name: str, values: Floats) -> Row:
     mean = float(values.mean())
-    error = float(values.std(ddof=1)) / len(values) ** 0.5
-    half = float(student_t.ppf(0.975, len(values) - 1)) * error
+    half = mean - lower_bound(values, 0.975)
     return {name: mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
 
 
