@@ -6,13 +6,16 @@ from inferlab.run import stage
 from inferlab.simulation import autoscaling_study as study
 from inferlab.simulation.autoscaling_plots import plot_day, plot_front
 from inferlab.simulation.autoscaling_settings import AutoscalingParams, make_settings
+from inferlab.simulation.cost import load_cost
+from inferlab.simulation.instance import simulated_instance
 
 
 def main() -> None:
     """Write metrics/autoscaling.json, all settings, the chosen ones, forecasts and one day."""
     with stage("autoscaling", AutoscalingParams) as run:
         params = run.params
-        instance = study.measured_instance(Path("metrics/serve_benchmark"), params.variant)
+        cost = load_cost(Path("data/step_cost/costs.json"), params.instance.hardware)
+        instance = simulated_instance(params.instance, cost, run.seed)
         days = study.make_days(params, instance.capacity, run.seed)
         with run.timed("forecast"):
             known, errors = study.make_known(days, params, instance, run.seed)
@@ -21,7 +24,7 @@ def main() -> None:
             outcome = study.run_all(days, settings, known, instance, params, run.threads)
         rows = study.setting_table(settings, outcome)
         chosen = study.choose(settings, outcome, params.target, params.confidence)
-        run.metrics("metrics/autoscaling.json", study.metrics(chosen, errors))
+        run.metrics("metrics/autoscaling.json", study.metrics(chosen, errors, instance))
         folder, picks = "plots/autoscaling", [row for _, row in chosen]
         run.table(f"{folder}/settings.csv", rows)
         run.table(f"{folder}/chosen.csv", picks)

@@ -5,7 +5,7 @@ from pathlib import Path
 from inferlab.distillation import draft as study
 from inferlab.distillation.depth import Trunk
 from inferlab.distillation.draft_checkpoint import save_draft, shares
-from inferlab.distillation.draft_cost import decode_costs, expected_speedups
+from inferlab.distillation.draft_cost import decode_costs
 from inferlab.distillation.draft_plots import plot_draft
 from inferlab.distillation.shallow import distil
 from inferlab.models.loading import load_model
@@ -35,8 +35,7 @@ def main() -> None:
             )
         after, folder = checks[-1].found, run.folder("models/draft")
         save_draft(folder, base, chosen.kept[name], stack)
-        costs = decode_costs(BASE, folder, texts.heldout[0], params.decode)
-        run.timing(**costs, **expected_speedups(after.acceptance, costs["decode_cost_ratio"]))
+        run.timing(**decode_costs(BASE, folder, texts.heldout[0], params.decode))
         found = study.summary(chosen, after, name) | shares(open_checkpoint(folder), base)
         steps = study.step_table(chosen.before[name], checks)
         run.metrics("metrics/draft.json", found)

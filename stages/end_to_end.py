@@ -18,9 +18,10 @@ def main() -> None:
     with stage("end_to_end", EndToEndParams) as run:
         params = run.params
         folders = {name: Path("models", one.variant) for name, one in params.configurations.items()}
+        served = Path("metrics/serve_benchmark")
         perplexities = {
             name: read_json(Path(f"metrics/evaluate/{one.variant}.json"))["token_perplexity"]
-            * (measured_ratio(one.variant) if one.engine == "vllm" else 1.0)
+            * (measured_ratio(served / f"{one.variant}.json") if one.engine == "vllm" else 1.0)
             for name, one in params.configurations.items()
         }
         stream = load_tensors(Path("data/windows/training.safetensors"))["input_ids"].numpy()

@@ -33,7 +33,8 @@ def main() -> None:
         formats = table(Path("plots/format_comparison/formats.csv"))
         arms = table(Path("plots/memory_efficient/arms.csv"))
         prompts = prompt_tokens(yaml.safe_load(PARAMS.read_text()))
-        measured = measured_table(served, formats, arms, prompts)
+        configurations = table(Path("plots/end_to_end/configurations.csv"))
+        measured = measured_table(served, formats, arms, configurations, prompts)
 
         run.metrics("metrics/engine_comparison.json", metrics(rows, pairs, findings))
         folder = "plots/engine_comparison"

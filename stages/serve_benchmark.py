@@ -30,7 +30,10 @@ def main() -> None:
         evaluated = {}
         if len(scored):
             require_room(scored, params.engine)
-            evaluated = {variant: evaluated_perplexities(variant) for variant in params.variants}
+            evaluated = {
+                variant: evaluated_perplexities(Path(f"plots/evaluate/{variant}.csv"))
+                for variant in params.variants
+            }
         models = {variant: Path("models", variant) for variant in params.variants}
         with serve(models, params.engine) as servers:
             run.timing(start_seconds=max(server.start_seconds for server in servers.values()))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from inferlab import params as sections
 from inferlab.errors import InferlabError
+from inferlab.serving.metrics import Objective
 from inferlab.simulation.autoscaling import (
     FleetParams,
     Instance,
@@ -26,10 +27,12 @@ from inferlab.simulation.autoscaling_study import (
     lower_bound,
     make_days,
     make_known,
-    measured_instance,
     run_all,
     setting_table,
 )
+from inferlab.simulation.cost import from_seconds, save_costs
+from inferlab.simulation.instance import simulated_instance
+from inferlab.simulation.limits import Limits
 from inferlab.simulation.load_day import MINUTES, make_load
 from inferlab.simulation.load_forecast import forecast, last_value, mean_error
 from inferlab.simulation.runs import Workers
@@ -42,10 +45,12 @@ from inferlab.simulation.scaling_policies import (
     ahead_of,
     without_short_gaps,
 )
+from inferlab.simulation.workload import Lengths, Normal
 from stages import autoscaling
 
 ROOT = Path(__file__).parent.parent
 STEPS = MINUTES * 12
+COST = from_seconds({"base": 0.02, "token": 3e-4, "sequence": 2e-4, "context": 3e-6, "pair": 1e-7})
 INSTANCE = Instance(2.0, np.array([0.2, 1.0]), np.array([100.0, 900.0]))
 FLEET = FleetParams(
     usd_per_hour=8.0,
@@ -326,24 +331,9 @@ def test_a_setting_that_keeps_the_target_by_luck_is_not_chosen() -> None:
     assert (none, row["kept_target_before"]) == (2, 0)
 
 
-SERVED = {
-    "output_tokens_per_s_c1": 32.0,
-    "output_tokens_per_s_c1_spread": 0.1,
-    "output_tokens_per_s_c4": 96.0,
-    "output_tokens_per_s_c8": 128.0,
-    "output_tokens_per_s_c16": 150.0,
-    "ttft_ms_p95_c1": 150.0,
-    "ttft_ms_p95_c4": 500.0,
-    "ttft_ms_p95_c8": 1000.0,
-    "ttft_ms_p95_c16": 4000.0,
-    "goodput_requests_per_s": 2.0,
-    "operating_concurrency": 8,
-}
-
-
 @pytest.fixture
 def project(workspace: Path) -> dict[str, Any]:
-    """The current folder holds the serving stage's metrics; returns small parameters."""
+    """The current folder holds a step's cost; returns small parameters."""
     content = yaml.safe_load(Path("params.yaml").read_text())
     overlay = yaml.safe_load((ROOT / "params/smoke.yaml").read_text())["autoscaling"]
     content["run"]["threads"] = 1
@@ -352,30 +342,27 @@ def project(workspace: Path) -> dict[str, Any]:
             content["autoscaling"][key] | value if isinstance(value, dict) else value
         )
     Path("params.yaml").write_text(yaml.safe_dump(content))
-    Path("metrics/serve_benchmark").mkdir(parents=True)
-    Path("metrics/serve_benchmark/int8.json").write_text(json.dumps(SERVED))
+    Path("data/step_cost").mkdir(parents=True)
+    save_costs(Path("data/step_cost/costs.json"), {"this_machine": COST})
     return content
 
 
-def test_an_instance_is_what_was_measured_within_the_objective(project: dict[str, Any]) -> None:
-    instance = measured_instance(Path("metrics/serve_benchmark"), "int8")
-    assert instance.capacity == 2
-    assert instance.loads.tolist() == [0.25, 0.75, 1.0]
-    assert instance.ttft_ms.tolist() == [150, 500, 1000]
-
-
-def test_measurements_that_are_refused(project: dict[str, Any]) -> None:
-    folder = Path("metrics/serve_benchmark")
-    with pytest.raises(InferlabError, match=r"base.json is missing; run the stage"):
-        measured_instance(folder, "base")
-    for change, message in (
-        ({"goodput_requests_per_s": 0.0}, "no load kept the objective, .*loosen serve_benchmark"),
-        ({"ttft_ms_p95_c4": None}, "has no ttft_ms_p95_c4; run the stage serve_benchmark again"),
-    ):
-        values = {name: one for name, one in (SERVED | change).items() if one is not None}
-        (folder / "int8.json").write_text(json.dumps(values))
-        with pytest.raises(InferlabError, match=message):
-            measured_instance(folder, "int8")
+def test_an_instance_is_full_where_its_objective_ends(params: AutoscalingParams) -> None:
+    """One token each, one at a time, in steps of 0.1 s: ten a second if nobody may wait."""
+    one = Normal(1.0, 0.0, 1, 1)
+    limits = Limits(1, 64, True, 0, 64, 32)
+    objective = Objective(ttft_ms=1000.0, tpot_ms=100.0, share=0.95)
+    wanted = replace(
+        params.instance, lengths=Lengths(one, one), limits=limits, objective=objective, seeds=2
+    )
+    cost = from_seconds({"base": 0.1, "token": 0, "sequence": 0, "context": 0, "pair": 0})
+    found = simulated_instance(replace(wanted, loads=(0.1, 0.5, 1.0)), cost, 0)
+    assert 6 < found.capacity < 10
+    assert found.ttft_ms[0] < found.ttft_ms[1] < found.ttft_ms[2] == pytest.approx(1000, rel=0.15)
+    strict = replace(wanted, objective=replace(objective, ttft_ms=250.0))
+    assert simulated_instance(strict, cost, 0).capacity < found.capacity
+    with pytest.raises(InferlabError, match="this_machine keeps the objective at no load; loosen"):
+        simulated_instance(replace(wanted, objective=replace(objective, ttft_ms=99.0)), cost, 0)
     with pytest.raises(InferlabError, match="capacity must be above 0; got 0"):
         Instance(0.0, np.ones(1), np.ones(1))
 
@@ -388,6 +375,7 @@ def test_measurements_that_are_refused(project: dict[str, Any]) -> None:
         ({"load": {"mean_instances": 0.0}}, "load.mean_instances must be greater than 0; got 0.0"),
         ({"settings": {"models": ["arima"]}}, "settings.models holds 'arima'; known: boosting, ri"),
         ({"fleet": {"step_s": 7}}, "spin_up_s must be a multiple of step_s, 7; got 120"),
+        ({"instance": {"loads": [1.0, 0.5]}}, "instance: loads must rise to 1; got 1.0, 0.5"),
         ({"fleet": {"most": 0}}, "most must be greater than or equal to 1; got 0"),
     ],
 )

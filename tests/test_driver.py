@@ -1,6 +1,7 @@
 """Whole checkpoints through the driver: what is saved, what is reported, what is refused."""
 
 import logging
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 import torch
 import yaml
 from torch import Tensor
+from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer
 
 from inferlab.calibration.capture import CalibrateParams, calibrate
 from inferlab.calibration.statistics import Calibration
@@ -26,7 +28,7 @@ from inferlab.quantization.driver import (
 )
 from inferlab.quantization.formats import Dequantized, read_gptq, storable_grid
 from inferlab.quantization.gptq import output_error
-from inferlab.quantization.methods import METHODS
+from inferlab.quantization.methods import METHODS, integer
 from inferlab.store import open_checkpoint, read_json, save_tensors, write_json
 
 ROOT = Path(__file__).parent.parent
@@ -305,6 +307,55 @@ def test_layers_that_fall_back_are_counted_and_logged(
     assert report.layers_fallback == 2  # gate and up are one group
     assert f"{down}: fell back to round-to-nearest" in caplog.text
     assert report.output_error_vs_rtn == pytest.approx(1)
+
+
+@pytest.mark.parametrize("variant", ["gptq", "int8"])
+def test_damping_that_had_to_grow_is_logged(
+    make_job: MakeJob,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    variant: str,
+) -> None:
+    """Eight tokens for 64 columns and more: no Hessian has a factor with next to no damping."""
+    job, calibration = make_job("tiny_llama"), Calibration(tmp_path)
+    calibrate(job.checkpoint, TOKENS[:1, :8], CalibrateParams(1, 1, False), calibration)
+    job = replace(job, calibration=calibration)
+
+    def grown(damping: float) -> list[str]:
+        monkeypatch.setattr(integer, "DAMPING", damping)
+        params = {
+            "gptq": replace(GPTQ, token_weights="none", damping=damping),
+            "int8": replace(INT8, compensation=True),
+        }
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            METHODS[variant].run(job, params[variant])
+        return [one.getMessage() for one in caplog.records if "damping" in one.getMessage()]
+
+    lines = grown(1e-10)
+    assert [line.split(":")[0] for line in lines] == [g.name for g in linear_groups(job.checkpoint)]
+    assert re.search(
+        r": damping grew from 1e-10 to 1e-0[4-9] .* \(0 of 64 columns dead\)", lines[0]
+    )
+    assert not grown(0.1)
+
+
+def test_nf4_is_made_and_loaded_on_the_cpu(
+    make_job: MakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a device map transformers would put both models on a GPU that is there."""
+    job, given = make_job("tiny_llama"), []
+    choose = Bnb4BitHfQuantizer.update_device_map
+
+    def seen(self: Bnb4BitHfQuantizer, device_map: Any) -> Any:
+        given.append(device_map)
+        return choose(self, device_map)
+
+    monkeypatch.setattr(Bnb4BitHfQuantizer, "update_device_map", seen)
+    METHODS["nf4"].run(job, section("nf4"))
+    load_model(job.output, threads=1)
+    assert given == [{"": "cpu"}, {"": "cpu"}]
 
 
 def test_error_against_rtn_of_given_weights(make_job: MakeJob) -> None:

@@ -176,8 +176,22 @@ def test_what_ran_together_gets_a_ratio_and_nothing_else() -> None:
         {"arm": "window", "decode_tokens_per_s": "55"},
     ]
     formats = [{"variant": "base", "transformers_decode_tokens_per_s": "22"}]
-    prompts = {"serve_benchmark": 128, "format_comparison": 256, "memory_efficient": 1024}
-    found = measured_table({"base": {"tpot_ms_p50_c1": 25.0}}, formats, arms, prompts)
+    configurations = [
+        {"engine": engine, "variant": variant, "speculative": drafts, "decode_tokens_per_s": speed}
+        for engine, variant, drafts, speed in (
+            ("transformers", "base", "0", "10"),
+            ("vllm", "int8", "0", "15"),
+            ("vllm", "base", "1", "19"),
+        )
+    ]
+    prompts = {
+        "serve_benchmark": 128,
+        "format_comparison": 256,
+        "memory_efficient": 1024,
+        "end_to_end": 64,
+    }
+    served = {"base": {"tpot_ms_p50_c1": 25.0}}
+    found = measured_table(served, formats, arms, configurations, prompts)
     assert [
         (one["engine"], one["decode_tokens_per_s"], one["over_transformers"]) for one in found
     ] == [
@@ -185,8 +199,10 @@ def test_what_ran_together_gets_a_ratio_and_nothing_else() -> None:
         ("transformers", 22.0, ""),
         ("transformers", 20.0, 1.0),
         ("lean runtime", 50.0, 2.5),
+        ("transformers", 10.0, 1.0),
+        ("vLLM", 15.0, 1.5),
     ]
-    assert [one["prompt_tokens"] for one in found] == [128, 256, 1024, 1024]
+    assert [one["prompt_tokens"] for one in found] == [128, 256, 1024, 1024, 64, 64]
 
 
 def published(folder: Path, *rows: Mapping[str, str]) -> Path:

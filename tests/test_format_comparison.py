@@ -93,6 +93,14 @@ def test_served_speed_is_that_of_the_named_variant_and_empty_elsewhere() -> None
     assert small["trivia_accuracy"] == 0.4
 
 
+def test_variant_that_another_stands_for_has_its_speed_and_not_its_quality() -> None:
+    params = dataclasses.replace(PARAMS, served_as={"base": "base", "small": "base"})
+    small, base = table(params, QUALITY, WINDOWS, SPEEDS, SERVED)
+    assert (small["vllm_decode_tokens_per_s"], small["vllm_prefill_tokens_per_s"]) == (40, 300)
+    assert (small["vllm_measured_on"], small["vllm_perplexity_ratio"]) == ("base", "")
+    assert base["vllm_perplexity_ratio"] == 1.01
+
+
 def test_pareto_front_by_hand() -> None:
     points = [(1, 9.0), (2, 5.0), (2, 6.0), (3, 5.0), (4, 1.0)]
     assert pareto_front(points) == [True, True, False, False, True]

@@ -1,6 +1,7 @@
 """Each fault in params.yaml has its one line; every section of the repository's files loads."""
 
 import contextlib
+import dataclasses
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ from pydantic import Field
 
 from inferlab import params
 from inferlab.errors import InferlabError, lookup
+from inferlab.models.adapters import LLAMA
 from inferlab.profile import merge
 from inferlab.run import RunParams
 
@@ -224,6 +226,58 @@ def test_every_stage_loads_its_section(
         for key in value
     }
     assert leaves == read
+
+
+def named(content: Any, key: str) -> list[Any]:
+    """Every value that stands under `key`, at any depth."""
+    if isinstance(content, list):
+        return [value for one in content for value in named(one, key)]
+    if not isinstance(content, dict):
+        return []
+    own = [content[key]] if key in content else []
+    return own + [value for one in content.values() for value in named(one, key)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Of the language model that parameters are made for, a Llama."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    context: int
+
+
+@pytest.mark.parametrize(
+    ("profile", "sizes"),
+    [
+        (None, Sizes(576, 1536, 30, 8192)),  # SmolLM2-135M
+        ("gpu", Sizes(2048, 8192, 24, 8192)),  # SmolLM2-1.7B
+    ],
+)
+def test_group_sizes_layers_and_lengths_fit_the_model(profile: str | None, sizes: Sizes) -> None:
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    if profile:
+        overlay = yaml.safe_load((ROOT / f"params/{profile}.yaml").read_text())
+        content = merge(content, overlay, "")
+    columns = sizes.hidden, sizes.intermediate
+    groups = named(content, "group_size")
+    assert len(groups) >= 10
+    assert [size for size in groups if size and any(width % size for width in columns)] == []
+    layers = {
+        f"{LLAMA.blocks}.{block}.{layer}"
+        for block in range(sizes.layers)
+        for group in LLAMA.groups
+        for layer in group
+    }
+    asked = named(content, "layer")
+    assert len(asked) == 3
+    assert set(asked) | set(content["quantize"]["mixed"]["keep"]) <= layers
+    fewer = content["draft"]["keep"], content["data_distillation"]["trained_blocks"]
+    assert max(fewer) < sizes.layers
+    fitting = ("tokens", "window_length", "max_model_len", "prompt_tokens", "check_tokens")
+    asked = [count for key in fitting for count in named(content, key) if isinstance(count, int)]
+    assert max(asked) <= sizes.context
 
 
 def section_read(module: Any, key: list[str], monkeypatch: pytest.MonkeyPatch) -> str:

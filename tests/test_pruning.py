@@ -15,6 +15,7 @@ from scipy import sparse
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from inferlab.calibration.capture import CalibrateParams, calibrate
 from inferlab.calibration.statistics import Accumulator, Calibration
 from inferlab.data.windows import cut_windows, tokenise
 from inferlab.errors import InferlabError
@@ -365,6 +366,29 @@ def test_whole_model(
         assert report.layer_sparsity_min == report.layer_sparsity_max == 0.5
     else:
         assert report.output_error_vs_magnitude < 1
+
+
+def test_damping_that_had_to_grow_is_logged(
+    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Eight tokens for 64 columns and more: no Hessian has a factor with next to no damping."""
+    checkpoint, calibration = open_checkpoint(tiny_llama), Calibration(tmp_path)
+    calibrate(checkpoint, torch.arange(3, 11)[None], CalibrateParams(1, 1, False), calibration)
+    output = tmp_path / "variant"
+    output.mkdir()
+
+    def grown(damping: float, score: Score = "sparsegpt") -> list[str]:
+        params = METHODS["sparse24"](score, CompensationParams(damping, activation_order=True))
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            prune_checkpoint(checkpoint, calibration, params, output)
+        return [one.getMessage() for one in caplog.records]
+
+    lines = grown(1e-10)
+    assert [line.split(":")[0] for line in lines] == [g.name for g in linear_groups(checkpoint)]
+    assert ": damping grew from 1e-10 to " in lines[0]
+    assert not grown(0.1)
+    assert not grown(1e-10, "activation")
 
 
 def test_layer_that_two_four_does_not_fit_stops_before_any_work(

@@ -3,7 +3,11 @@
 import csv
 import dataclasses
 import json
+import os
 import random
+import re
+import shlex
+from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +17,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inferlab import params as parameters
+from inferlab.reporting import launch
 from inferlab.reporting.candidates import as_served
 from inferlab.reporting.decision import Case, best, decide, pareto, reason
 from inferlab.reporting.requirements import Candidate, Requirements, Traffic, machines, overshoots
 from inferlab.reporting.sensitivity import along, lead, over_traffic, sensitivities
 from inferlab.reporting.studies import STUDIES
+from inferlab.serving.engine import EngineParams, command, environment
 from stages import report
 
 ROOT = Path(__file__).parent.parent
@@ -67,8 +74,22 @@ def test_each_loser_has_its_reason() -> None:
         "keeps every limit, but needs 15 machines instead of 12: $7.20 a day more",
         "at any load: perplexity over the base's × 1.200",
     ]
-    # Equally far from the floor at each load, so the fastest within the other limits is shown.
     assert decision.options[2].candidate.concurrency == 4
+
+
+def test_of_points_equally_far_off_the_one_that_misses_least_is_shown() -> None:
+    """gptq's perplexity is off at each load; of those that miss only it, the fastest counts."""
+    loads = [(1, 300.0, 0.5), (4, 1900.0, 1.0), (16, 2042.0, 1.5)]
+    group = [candidate("gptq", count, ttft, rate=rate, ratio=1.2) for count, ttft, rate in loads]
+    option = decide(Case(group, TRAFFIC, 0.1), WANTED).options[0]
+    assert option.candidate.concurrency == 4
+    assert reason(option, None) == "at any load: perplexity over the base's × 1.200"
+
+
+def test_a_load_that_comes_nearest_is_said_to_be_the_nearest() -> None:
+    slow = [candidate(ttft=2500, rate=1.0), candidate(concurrency=4, ttft=3000, rate=2.0)]
+    option = decide(Case(slow, TRAFFIC, 0.1), WANTED).options[0]
+    assert reason(option, None) == "even where it comes nearest: time to first token 2,500 ms"
 
 
 def test_equal_cost_is_decided_by_quality() -> None:
@@ -231,6 +252,11 @@ def change(**keys: Any) -> None:
     Path("params.yaml").write_text(yaml.safe_dump(content))
 
 
+def shell_words(lines: str) -> list[str]:
+    """What a shell makes of lines that go on after a backslash, which shlex alone does not join."""
+    return shlex.split(lines.replace("\\\n", ""))
+
+
 def metrics() -> dict[str, float]:
     return json.loads(Path("metrics/report.json").read_text())
 
@@ -242,7 +268,7 @@ def test_stage(project: Path) -> None:
     found = metrics()
     assert found["recommended_concurrency"] == 8
     assert found["recommended_usd_per_day"] == pytest.approx(28.8)
-    assert found["candidates"] == 9 + 2
+    assert found["candidates"] == 9 + 2 + 2
     assert found["studies"] == 3 and found["studies_missing"] == len(STUDIES) - 3
     with Path("plots/report/candidates.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -250,6 +276,16 @@ def test_stage(project: Path) -> None:
     # 128 tokens at 400 a second, then 63 at 20 a second.
     assert float(computed["ttft_ms"]) == pytest.approx(320)
     assert float(computed["requests_per_s"]) == pytest.approx(1 / (0.32 + 63 / 20))
+    lean = [row for row in rows if row["engine"].startswith("runtime")]
+    assert [row["candidate"] for row in lean] == [
+        "int8 on runtime, 1 at once",
+        "int8 on runtime with drafts, 1 at once",
+    ]
+    for row, each in zip(lean, (1 / 80, 1 / 100), strict=True):
+        assert float(row["ttft_ms"]) == pytest.approx(160)
+        assert float(row["tpot_ms"]) == pytest.approx(1000 * each)
+        assert float(row["requests_per_s"]) == pytest.approx(1 / (0.16 + 63 * each))
+        assert float(row["perplexity_ratio"]) == pytest.approx(1.03)
     html = Path("reports/index.html").read_text()
     assert "Serve <strong>int8</strong> on <strong>vLLM</strong>, 8 requests at once" in html
     # 192 tokens a request at $0.10 a million: $19.20 a day, and $0.067 an hour for 12 machines.
@@ -284,8 +320,12 @@ def test_limits_that_nothing_meets_are_explained_on_the_page(project: Path) -> N
     [
         (["metrics/evaluate/base.json"], "metrics/evaluate/base.json is missing"),
         (
-            ["plots/serve_benchmark/concurrency.csv", "plots/format_comparison/formats.csv"],
-            "no variant has a measured speed: plots/serve_benchmark/concurrency.csv and",
+            [
+                "plots/serve_benchmark/concurrency.csv",
+                "plots/format_comparison/formats.csv",
+                "plots/end_to_end/configurations.csv",
+            ],
+            "no variant has a measured speed: plots/serve_benchmark/concurrency.csv, plots/format_",
         ),
         (["plots/cost_report/per_million_tokens.csv"], "no price for this_machine"),
     ],
@@ -300,6 +340,95 @@ def test_the_rest_stands_without_a_recommendation(
     assert "No recommendation." in html and message in html
     assert "33.1 Linear quantization and its error" in html and "Steps are even." in html
     assert metrics()["candidates"] == 0
+
+
+@pytest.mark.smoke
+def test_without_end_to_end_only_its_candidates_are_left_out(project: Path) -> None:
+    Path("plots/end_to_end/configurations.csv").unlink()
+    report.main()
+    assert metrics()["candidates"] == 9 + 2
+    html = Path("reports/index.html").read_text()
+    assert "on runtime" not in html and "95th percentile: computed from rates" in html
+
+
+@pytest.mark.smoke
+def test_a_point_without_a_server_says_so(project: Path) -> None:
+    """Nothing on vLLM has 10 ms a token: one request at a time on the lean runtime has."""
+    change(slo__tpot_ms=10.0)
+    report.main()
+    html = " ".join(Path("reports/index.html").read_text().split())
+    assert "Serve <strong>int8</strong> on <strong>runtime with drafts</strong>, 1 request" in html
+    assert "This point is without a server: medians of one client&#39;s requests, one at a" in html
+    assert "Settings as measured" not in html
+    assert (
+        "computed from rates of prefill and decoding (transformers); "
+        "medians of one client&#39;s requests (runtime, runtime with drafts)." in html
+    )
+
+
+@pytest.mark.smoke
+def test_longer_prompts_take_longer_on_the_runtime(project: Path) -> None:
+    """Measured with 128 tokens: 256 take twice the time to the first token."""
+    change()
+    content = yaml.safe_load(Path("params.yaml").read_text())
+    content["end_to_end"]["input_tokens"] = 128
+    content["serve_benchmark"]["middle"]["input_tokens"] = 256
+    Path("params.yaml").write_text(yaml.safe_dump(content))
+    report.main()
+    with Path("plots/report/candidates.csv").open() as file:
+        rows = {row["engine"]: row for row in csv.DictReader(file)}
+    assert float(rows["runtime"]["ttft_ms"]) == pytest.approx(320)
+
+
+@pytest.mark.smoke
+def test_traffic_that_an_api_serves_for_less_says_so(project: Path) -> None:
+    """10,000 requests of 192 tokens at $0.10 a million cost $0.19, one machine $2.40."""
+    change()
+    report.main()
+    html = " ".join(Path("reports/index.html").read_text().split())
+    table = html[html.index('aria-label="Answers by traffic"') :]
+    rows = table[: table.index("</table>")].split("<tr")[2:]
+    cheaper = ["the API, another model, costs less" in row for row in rows]
+    costs = [
+        [float(one.replace(",", "")) for one in re.findall(r">\$([\d,.]+)", row)] for row in rows
+    ]
+    assert costs[0] == [2.4, 0.19] and cheaper[0]
+    assert cheaper == [api < own for own, api in costs]
+    assert "would cost $19.20 a day, less than this. Below $0.067 an hour" in html
+
+
+@pytest.mark.smoke
+def test_the_settings_are_those_that_the_benchmark_starts_its_servers_with(project: Path) -> None:
+    change()
+    report.main()
+    html = Path("reports/index.html").read_text()
+    shown = re.search(r'aria-label="Command">(.*?)</pre>(.*?)</p>', html, re.DOTALL)
+    assert shown is not None
+    words = shell_words(unescape(shown[1]))
+    assert {
+        "OMP_WAIT_POLICY=PASSIVE",
+        "VLLM_CPU_INT4_W4A8=1",
+        "--host=127.0.0.1",
+        "--port=8000",
+        "--model=models/int8",
+        "--max-num-seqs=64",
+        "--kv-cache-memory-bytes=536870912",
+        "--no-enable-prefix-caching",
+        "--enforce-eager",
+    } <= set(words)
+    assert words[words.index("python") + 1 :][:2] == ["-m", "vllm.entrypoints.openai.api_server"]
+    assert "Measured with 8 requests at once" in shown[2] and "runs up to 64" in shown[2]
+
+
+def test_each_variable_that_a_server_gets_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = parameters.load("serve_benchmark.engine", EngineParams, ROOT / "params.yaml")
+    engine = dataclasses.replace(engine, extra_arguments=('--speculative-config={"method": "n"}',))
+    for name in list(os.environ):
+        monkeypatch.delenv(name)
+    words = shell_words(launch.shell_command("int8", engine))
+    added = [f"{name}={value}" for name, value in environment(engine).items()]
+    server = command("int8", Path("models/int8"), 8000, engine)
+    assert words == [*added, "python", *server[1:]]
 
 
 @pytest.mark.smoke

@@ -110,7 +110,7 @@ def test_pictures_and_charts_have_words(html: str) -> None:
     assert (pictures[0]["width"], pictures[0]["height"]) == ("4", "3")
     points = [found for _, found in page.tags if found.get("class", "").startswith("point")]
     spoken = [found["aria-label"] for found in points if found.get("role") == "img"]
-    assert len(spoken) == 2 * (9 + 2)
+    assert len(spoken) == 2 * (9 + 2 + 2)
     assert any(
         text.startswith("int8 on vLLM, 8 requests at once; first token 950 ms;") for text in spoken
     )

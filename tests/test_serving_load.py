@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -135,6 +136,44 @@ def test_closed_loop_keeps_exactly_so_many_in_flight(concurrency: int) -> None:
     outcomes = closed(server, [Request([OK], 3)] * 16, concurrency)
     assert len(outcomes) == 16
     assert server.most_in_flight == concurrency
+
+
+@pytest.mark.parametrize(("concurrency", "measured"), [(1, 3), (3, 3), (8, 11)])
+def test_steady_loop_measures_clients_that_are_busy_and_out_of_step(
+    concurrency: int, measured: int
+) -> None:
+    server = FakeServer(seconds_per_token=0.01)
+    requests = [Request([OK, 1], 8)] * measured
+
+    async def run() -> list[load.Outcome]:
+        async with running(server) as target:
+            others = itertools.repeat(Request([OK, 2], 8))
+            return await load.steady_loop(target, requests, others, concurrency)
+
+    outcomes = asyncio.run(run())
+    assert [(one.error, one.output_tokens) for one in outcomes] == [(None, 8)] * measured
+    assert server.most_in_flight == concurrency
+    sent = [(body["prompt"][1], body["max_tokens"]) for body in server.bodies]
+    assert sent.count((1, 8)) == measured
+    if concurrency == 1:
+        assert len(sent) == measured
+        return
+    assert sorted(tokens for _, tokens in sent[:concurrency]) == [
+        max(1, 8 * (place + 1) // concurrency) for place in range(concurrency)
+    ]
+    assert [mark for mark, _ in sent].index(1) >= concurrency
+    starts = sorted(one.start for one in outcomes)
+    assert starts[-1] - starts[0] > 0.02
+
+
+def test_steady_loop_ends_when_nobody_listens() -> None:
+    async def run() -> list[load.Outcome]:
+        async with running(FakeServer()) as target:
+            pass
+        others = itertools.repeat(Request([OK], 4))
+        return await load.steady_loop(target, [Request([OK], 4)] * 2, others, 2)
+
+    assert Counter(one.error for one in asyncio.run(run())) == {"connect": 2}
 
 
 def test_open_loop_starts_at_the_arrivals_whatever_is_in_flight() -> None:

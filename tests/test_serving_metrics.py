@@ -43,6 +43,16 @@ def test_throughput_counts_successes_in_the_whole_time() -> None:
     assert metrics.output_tokens_per_s([SLOW, FAST, late_failure]) == pytest.approx(6 / 6.0)
 
 
+def test_throughput_of_busy_clients_is_theirs_over_the_time_a_request_takes() -> None:
+    """Three clients, 2 s a request: 1.5 requests a second, wherever the measured ones began."""
+    taken = [outcome(start, (start + 0.5, start + 2.0)) for start in (0.0, 0.7, 1.1, 9.0)]
+    found = metrics.summary(taken, clients=3)
+    assert found["requests_per_s"] == pytest.approx(1.5)
+    assert found["output_tokens_per_s"] == pytest.approx(3.0)
+    objective = metrics.Objective(ttft_ms=1000.0, tpot_ms=2000.0, share=1.0)
+    assert metrics.goodput(taken, objective, clients=3) == pytest.approx(1.5)
+
+
 def test_failures_are_counted_by_kind_and_never_averaged_in() -> None:
     slow_failure = Outcome(0.0, 0.0, 2.0, (1.9,), 10, 1, "timeout")
     mixed = [SLOW, FAILED, slow_failure, FAILED]

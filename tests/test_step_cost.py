@@ -96,13 +96,13 @@ def test_costs_are_kept_by_hardware(tmp_path: Path) -> None:
 
 LOG = """\
 add,0.5
-step,0.6,0.7,9,1,0,81,1,0
+step,0.6,0.7,9,1,0,81,0,1,0
 add,10.0
 add,10.1
-step,10.2,10.5,32,1,0,1024,1,2
-step,10.6,10.9,17,2,32,256,1,2
-step,10.95,11.0,2,2,60,0,0,1
-step,11.2,11.25,1,1,40,0,0,0
+step,10.2,10.5,32,1,0,1024,0,1,2
+step,10.6,10.9,17,2,32,256,0,1,2
+step,10.95,11.0,2,2,60,0,1,0,1
+step,11.2,11.25,1,1,40,0,0,0,0
 """
 
 
@@ -113,6 +113,7 @@ def test_log_by_hand(tmp_path: Path) -> None:
     window = read_window(log, 9.0, 20.0)
     assert window.steps.seconds == pytest.approx([0.4, 0.35, 0.25, 0.05])
     assert window.steps.features[1].tolist() == [1, 17, 2, 32, 128]
+    assert window.preemptions == 1
     assert window.engine_ttft == pytest.approx((10.5 + 10.9 - 10.0 - 10.1) / 2)
     seen = [Outcome(0, 0, 2, (0.7, 2.0), 32, 2, None), Outcome(0, 0.1, 2, (1.0, 2.0), 16, 2, None)]
     assert front_end_seconds(seen, window.engine_ttft) == pytest.approx(0.8 - 0.65)
@@ -198,6 +199,7 @@ def replays(params: StepCostParams, seed: int, factors: list[float]) -> dict[str
                     "tpot": [None if np.isnan(one) else one for one in seen.tpot.tolist()],
                     "e2e": seen.e2e.tolist(),
                     "steps": record.steps,
+                    "preemptions": record.preemptions,
                     "step_ms": 1.0,
                 }
             )
@@ -211,7 +213,9 @@ def test_a_simulator_that_is_right_has_no_error(tmp_path: Path) -> None:
     judged = validation.judge(cost, params, replays(params, 0, [1.0, 1.0]), 0)
     values = validation.metrics(judged)
     assert max(value for name, value in values.items() if name.endswith("_pct")) < 1e-6
-    assert values["configurations"] == 2
+    assert values["configurations"] == 3
+    assert values["preemptions_engine"] == values["preemptions_simulated"] > 0
+    assert min(one.present for one in judged) > 1
     assert {one.name for one in judged if one.saturated} == {"overload"}
 
 
@@ -223,7 +227,7 @@ def test_a_drifting_engine_shows_in_the_spread_and_not_when_adapted(tmp_path: Pa
     assert values["repeat_spread_pct"] > 30
     assert values["e2e_error_pct"] > 10 > 1e-6 > values["e2e_error_adapted_pct"]
     rows = validation.table(judged)
-    assert len(rows) == 3 * 4 and rows[0]["engine_lowest"] < rows[0]["engine_highest"]
+    assert len(rows) == 4 * 4 and rows[0]["engine_lowest"] < rows[0]["engine_highest"]
 
 
 def test_other_traces_than_were_recorded_are_refused(tmp_path: Path) -> None:
@@ -232,7 +236,7 @@ def test_other_traces_than_were_recorded_are_refused(tmp_path: Path) -> None:
     del recorded["traces"]["overload"]
     with pytest.raises(InferlabError, match=r"recorded traces are .*; run stage step_cost again"):
         validation.judge(from_seconds(TRUE | {"front_end": 0.0}), params, recorded, 0)
-    only = dataclasses.replace(params, traces=params.traces[2:])
+    only = dataclasses.replace(params, traces=params.traces[3:])
     alone = {"traces": {"overload": replays(params, 0, [1.0])["traces"]["overload"]}}
     judged = validation.judge(from_seconds(TRUE), only, alone | {"factors": [1.0]}, 0)
     with pytest.raises(InferlabError, match="every held-out trace is beyond saturation; add one"):

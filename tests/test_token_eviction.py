@@ -266,6 +266,7 @@ def test_stage(workspace: Path, tiny_llama: Path) -> None:
         assert found[f"token_perplexity_{name}"] > 1
         assert 0 <= found[f"next_token_accuracy_{name}"] <= 1
     assert all(0 < found[f"attention_kept_{name}"] < 1 for name in METHODS)
+    assert found["token_perplexity_random_std_first"] > 0
     with Path("plots/token_eviction/curve.csv").open() as file:
         rows = {(row["arm"], int(row["budget"])): row for row in csv.DictReader(file)}
     assert set(rows) == {

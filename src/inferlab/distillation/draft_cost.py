@@ -6,13 +6,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from inferlab.distillation.draft import DRAFT_LENGTH, DecodeParams
+from inferlab.distillation.draft import DecodeParams
 from inferlab.models.runtime.decoding import generate
 from inferlab.models.runtime.llama import Llama
 from inferlab.models.runtime.loading import load_llama
-from inferlab.speculative.closed_form import expected_tokens, speedup
-
-LONGEST_DRAFT = 16
 
 
 def decode_costs(base: Path, draft: Path, text: Tensor, params: DecodeParams) -> dict[str, float]:
@@ -31,23 +28,6 @@ def decode_costs(base: Path, draft: Path, text: Tensor, params: DecodeParams) ->
     median = {name: statistics.median(found) for name, found in seen.items()}
     costs = {f"{name}_decode_ms_per_token": 1000 * one for name, one in median.items()}
     return costs | {"decode_cost_ratio": median["draft"] / median["base"]}
-
-
-def expected_speedups(acceptance: float, cost: float) -> dict[str, float]:
-    """Of speculative decoding over plain decoding, if checking a draft costs as much as one token.
-
-    At the length of the metrics and at the best one, which is 0 when no draft pays.
-    """
-    speedups = [
-        speedup(expected_tokens(acceptance, length), length, cost)
-        for length in range(LONGEST_DRAFT + 1)
-    ]
-    best = speedups.index(max(speedups))
-    return {
-        f"expected_speedup_{DRAFT_LENGTH}": speedups[DRAFT_LENGTH],
-        "best_draft_length": best,
-        "expected_speedup_best": speedups[best],
-    }
 
 
 def _seconds(model: Llama, prompt: list[int], new_tokens: int) -> float:

@@ -93,7 +93,7 @@ def table(
                 **{key: found[key] for key in found if "_accuracy" in key},
                 "transformers_prefill_tokens_per_s": prefill,
                 "transformers_decode_tokens_per_s": decode,
-                **_served_cells(params.served_as.get(name), served),
+                **_served_cells(name, params.served_as.get(name), served),
             }
         )
     front = pareto_front([(row["model_bytes"], row["token_perplexity"]) for row in rows])
@@ -119,22 +119,26 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return ratios | {"pareto_variants": sum(row["pareto"] for row in rows)}
 
 
-def _served_cells(name: str | None, served: Mapping[str, dict[str, float]]) -> dict[str, Any]:
+def _served_cells(
+    name: str, stands_for: str | None, served: Mapping[str, dict[str, float]]
+) -> dict[str, Any]:
     """vLLM's speed for one client, from the variant that was served in the same format.
 
-    `vllm_perplexity_ratio` is that variant's perplexity as served over its evaluated one.
+    `vllm_perplexity_ratio`: perplexity as served over the evaluated one, only of a variant that
+    was served itself: in the same format speed is alike, quality is not.
     """
-    if name is None:
+    if stands_for is None:
         return {
             "vllm_prefill_tokens_per_s": "",
             "vllm_decode_tokens_per_s": "",
             "vllm_perplexity_ratio": "",
             "vllm_measured_on": "",
         }
-    found = served[name]
+    found = served[stands_for]
+    ratio = found.get("served_perplexity_ratio", "") if stands_for == name else ""
     return {
         "vllm_prefill_tokens_per_s": found["prefill_tokens_per_s"],
         "vllm_decode_tokens_per_s": 1000 / found["tpot_ms_p50_c1"],
-        "vllm_perplexity_ratio": found.get("served_perplexity_ratio", ""),
-        "vllm_measured_on": name,
+        "vllm_perplexity_ratio": ratio,
+        "vllm_measured_on": stands_for,
     }

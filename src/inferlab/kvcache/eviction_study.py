@@ -228,7 +228,8 @@ def metrics(
 ) -> dict[str, float]:
     """Perplexity, accuracy and attention kept of each method; the spread of random draws.
 
-    The spread is that of the first `curve_tokens`.
+    `token_perplexity_random` is of one draw on all tokens, `token_perplexity_random_std_first` the
+    standard deviation over draws of the first `curve_tokens`.
     """
     values: dict[str, float] = {}
     for key in ("token_perplexity", "next_token_accuracy", "attention_kept"):
@@ -240,6 +241,6 @@ def metrics(
         if row["budget"] == params.budget and row["arm"].split("_")[0] == "random"
     ]
     if len(draws) > 1:
-        values["token_perplexity_random_std"] = statistics.stdev(draws)
+        values["token_perplexity_random_std_first"] = statistics.stdev(draws)
     values["h2o_block_over_single_nats"] = block_nats
     return values

@@ -19,7 +19,7 @@ from inferlab.store import Checkpoint, open_checkpoint
 
 
 def load_model(folder: Path, threads: int) -> PreTrainedModel:
-    """The model in bf16, packed weights as its format has them; for inference only.
+    """The model in bf16 on the CPU, packed weights as its format has them; for inference only.
 
     Raises InferlabError when the folder is no checkpoint of safetensors.
     """
@@ -27,9 +27,14 @@ def load_model(folder: Path, threads: int) -> PreTrainedModel:
     quieten()
     # gptqmodel wants two workers or more, whatever the cores, and refuses to start with less.
     os.environ.setdefault("GPTQMODEL_CPU_WORKERS", str(max(threads, 2)))
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    method = quantization_method(checkpoint)
+    # bitsandbytes alone takes a GPU that is there without being asked to.
+    device_map = {"": "cpu"} if method == "bitsandbytes" else None
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, device_map=device_map
+    ).eval()
     widen(model)
-    if quantization_method(checkpoint) == "compressed-tensors":
+    if method == "compressed-tensors":
         with torch.inference_mode():
             # It unpacks in the first call of the whole model; callers use its parts.
             model(input_ids=torch.zeros(1, 1, dtype=torch.long))

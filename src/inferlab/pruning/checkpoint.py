@@ -17,7 +17,7 @@ from inferlab.params import section
 from inferlab.pruning.formats import stored_bytes
 from inferlab.pruning.patterns import Pattern, TwoFour, Unstructured
 from inferlab.pruning.scores import CompensationParams, Score, prune
-from inferlab.quantization.gptq import output_error
+from inferlab.quantization.gptq import output_error, warn_of_damping
 from inferlab.run import log, progress
 from inferlab.store import Checkpoint, save_checkpoint
 
@@ -139,6 +139,8 @@ def prune_checkpoint(
         if pruned.fell_back:
             log.warning("%s: no inverse Hessian, pruned by activation score", matrix.group.name)
             fallen += 1
+        asked = params.compensation.damping
+        warn_of_damping(matrix.group.name, matrix.statistics["hessian"], asked, pruned.damping)
         baseline = prune(*arguments, "magnitude", params.compensation)
         ratios.append(_ratio(matrix, pruned.weight, baseline.weight))
         layers |= matrix.split(pruned.weight)

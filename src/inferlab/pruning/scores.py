@@ -35,11 +35,13 @@ class CompensationParams:
 class Pruned:
     """`weight`: [rows, columns], fp32, zeros where it was pruned.
 
-    `fell_back`: the Hessian had no inverse, so that the activation score had to do.
+    `fell_back`: the Hessian had no inverse, so that the activation score had to do. `damping`: the
+    share of its mean diagonal that was needed, 0 where it was not inverted.
     """
 
     weight: Tensor
     fell_back: bool = False
+    damping: float = 0.0
 
 
 def prune(
@@ -75,12 +77,12 @@ def _sparsegpt(
     order = torch.arange(len(hessian))
     if compensation.activation_order:
         order = _largest_first(hessian.diagonal(), pattern.group)
-    factor, _ = inverse_factor(hessian[order][:, order], compensation.damping)
+    factor, damping = inverse_factor(hessian[order][:, order], compensation.damping)
     if factor is None:
         fallback = prune(weight, statistics, pattern, "activation", compensation)
         return Pruned(fallback.weight, fell_back=True)
     pruned = _prune_columns(weight[:, order].t().contiguous(), factor, pattern)
-    return Pruned(pruned.t()[:, torch.argsort(order)].contiguous())
+    return Pruned(pruned.t()[:, torch.argsort(order)].contiguous(), damping=damping)
 
 
 def _largest_first(diagonal: Tensor, group: int) -> Tensor:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from inferlab.quantization.affine import Grid, Quantized, quantize
 from inferlab.quantization.loops import quantize_block
+from inferlab.run import log
 
-MAX_DAMPING = 1.0
+DAMPING, MAX_DAMPING = 0.01, 1.0
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ def solve(
     weight: Tensor,
     hessian: Tensor,
     grid: Grid,
-    damping: float = 0.01,
+    damping: float = DAMPING,
     activation_order: bool = True,
     block: int = 64,
 ) -> Solution:
@@ -83,6 +84,22 @@ def inverse_factor(hessian: Tensor, damping: float) -> tuple[Tensor | None, floa
                 return factor, damping
         damping *= 10
     return None, damping
+
+
+def warn_of_damping(layer: str, hessian: Tensor, asked: float, used: float) -> None:
+    """Log that the damping `used` had to be above what was `asked`; a fallback is logged apart.
+
+    `hessian`: [columns, columns]; both are shares of its mean diagonal.
+    """
+    if asked < used <= MAX_DAMPING:
+        log.warning(
+            "%s: damping grew from %g to %g until the Hessian had a factor (%d of %d columns dead)",
+            layer,
+            asked,
+            used,
+            int((hessian.diagonal() == 0).sum()),
+            len(hessian),
+        )
 
 
 def damped(hessian: Tensor, damping: float) -> Tensor:

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from inferlab.errors import InferlabError
-from inferlab.reporting.candidates import Rows, as_served, losses, served, unserved
+from inferlab.reporting.candidates import (
+    Rows,
+    as_served,
+    in_runtime,
+    in_transformers,
+    losses,
+    served,
+)
 from inferlab.reporting.chart import Chart, charts
 from inferlab.reporting.decision import Case, Decision, Option, decide, pareto, reason
 from inferlab.reporting.requirements import (
@@ -30,17 +37,20 @@ class Measured:
     """What the decision rests on.
 
     `quality`, `serving`: metrics of evaluate and serve_benchmark by variant; `concurrency`,
-    `formats`, `prices`: the tables of serve_benchmark, format_comparison and cost_report;
-    lengths: of the requests that were served.
+    `formats`, `configurations`, `prices`: the tables of serve_benchmark, format_comparison,
+    end_to_end and cost_report; lengths: of the requests that were served, and
+    `configuration_input_tokens` of those of end_to_end.
     """
 
     quality: Mapping[str, Mapping[str, float]]
     serving: Mapping[str, Mapping[str, float]]
     concurrency: Rows
     formats: Rows
+    configurations: Rows
     prices: Rows
     input_tokens: int
     output_tokens: int
+    configuration_input_tokens: int
 
 
 def measured(
@@ -58,9 +68,11 @@ def measured(
         serving=metrics["serve_benchmark"],
         concurrency=read_table(plots / "serve_benchmark/concurrency.csv"),
         formats=read_table(plots / "format_comparison/formats.csv"),
+        configurations=read_table(plots / "end_to_end/configurations.csv"),
         prices=read_table(plots / "cost_report/per_million_tokens.csv"),
         input_tokens=middle["input_tokens"],
         output_tokens=middle["output_tokens"],
+        configuration_input_tokens=settings["end_to_end"]["input_tokens"],
     )
 
 
@@ -98,14 +110,17 @@ def advise(params: ReportParams, measured: Measured) -> Advice:
     measured speed, or no price of this machine.
     """
     found = losses(measured.quality)
+    longer = measured.input_tokens / measured.configuration_input_tokens
     candidates = [
         *served(measured.concurrency, as_served(found, measured.serving)),
-        *unserved(measured.formats, found, measured.input_tokens, measured.output_tokens),
+        *in_transformers(measured.formats, found, measured.input_tokens, measured.output_tokens),
+        *in_runtime(measured.configurations, measured.quality, longer, measured.output_tokens),
     ]
     if not candidates:
         raise InferlabError(
-            "no variant has a measured speed: plots/serve_benchmark/concurrency.csv and "
-            "plots/format_comparison/formats.csv are missing; run dvc repro serve_benchmark"
+            "no variant has a measured speed: plots/serve_benchmark/concurrency.csv, "
+            "plots/format_comparison/formats.csv and plots/end_to_end/configurations.csv are "
+            "missing; run dvc repro serve_benchmark"
         )
     case = Case(candidates, params.traffic, _price(measured.prices))
     wanted = requirements(params)

@@ -1,4 +1,4 @@
-"""Candidates from what was measured: served loads on vLLM, and one request at a time without it."""
+"""Candidates from what was measured: loads on vLLM, and one request at a time without a server."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,6 +10,8 @@ TASKS = ("trivia_accuracy", "cloze_accuracy")
 Rows = Sequence[Mapping[str, str]]
 Losses = Mapping[str, tuple[float, float]]
 AS_SERVED = "served_perplexity_ratio"
+FROM_RATES = "computed from rates of prefill and decoding"
+FROM_MEDIANS = "medians of one client's requests"
 
 
 def losses(quality: Mapping[str, Mapping[str, float]]) -> dict[str, tuple[float, float]]:
@@ -71,26 +73,70 @@ def served(rows: Rows, found: Losses) -> list[Candidate]:
     ]
 
 
-def unserved(rows: Rows, found: Losses, input_tokens: int, output_tokens: int) -> list[Candidate]:
+def in_transformers(
+    rows: Rows, found: Losses, input_tokens: int, output_tokens: int
+) -> list[Candidate]:
     """Candidates in transformers, one request at a time, from the table of format_comparison.
 
     Computed from the rates of prefill and decoding: no server, no queue, no spread.
     """
-    candidates = []
-    for row in rows:
-        if row["variant"] not in found:
-            continue
-        first = input_tokens / float(row["transformers_prefill_tokens_per_s"])
-        each = 1 / float(row["transformers_decode_tokens_per_s"])
-        rate = 1 / (first + (output_tokens - 1) * each)
-        ratio, loss = found[row["variant"]]
-        times = (1000 * first, 1000 * each)
-        candidates.append(
-            Candidate(
-                row["variant"], "transformers", 1, *times, rate, rate, rate, ratio, loss, True
-            )
+    return [
+        _one_at_a_time(
+            row["variant"],
+            "transformers",
+            first=input_tokens / float(row["transformers_prefill_tokens_per_s"]),
+            each=1 / float(row["transformers_decode_tokens_per_s"]),
+            output_tokens=output_tokens,
+            lost=found[row["variant"]],
+            unserved=FROM_RATES,
         )
-    return candidates
+        for row in rows
+        if row["variant"] in found
+    ]
+
+
+def in_runtime(
+    rows: Rows, quality: Mapping[str, Mapping[str, float]], longer: float, output_tokens: int
+) -> list[Candidate]:
+    """Candidates on the lean runtime, plain and drafting, from the table of end_to_end.
+
+    Medians of one client's requests, without a server. `longer`: the prompts that are asked for
+    over those measured there; the time to the first token grows with them, as at one rate. The
+    perplexity is the table's own. Configurations with failed requests, and variants that were not
+    evaluated, are left out.
+    """
+    found = losses(quality)
+    base = quality[BASE]["token_perplexity"]
+    return [
+        _one_at_a_time(
+            row["variant"],
+            "runtime with drafts" if int(row["speculative"]) else "runtime",
+            first=longer * float(row["ttft_ms"]) / 1000,
+            each=1 / float(row["decode_tokens_per_s"]),
+            output_tokens=output_tokens,
+            lost=(float(row["token_perplexity"]) / base, found[row["variant"]][1]),
+            unserved=FROM_MEDIANS,
+        )
+        for row in rows
+        if row["engine"] == "runtime"
+        and row["variant"] in found
+        and not int(row["failed_requests"])
+    ]
+
+
+def _one_at_a_time(
+    variant: str,
+    engine: str,
+    first: float,
+    each: float,
+    output_tokens: int,
+    lost: tuple[float, float],
+    unserved: str,
+) -> Candidate:
+    """One request after the other: `first` and `each` are seconds to the first and next tokens."""
+    rate = 1 / (first + (output_tokens - 1) * each)
+    times = (1000 * first, 1000 * each)
+    return Candidate(variant, engine, 1, *times, rate, rate, rate, *lost, unserved)
 
 
 def _requests(row: Mapping[str, str], key: str) -> float:

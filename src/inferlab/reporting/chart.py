@@ -137,8 +137,8 @@ def _text(one: Candidate, usd: float, front: bool, within: bool) -> str:
     ]
     if front:
         parts.append("on the Pareto front")
-    if one.computed:
-        parts.append("computed from rates")
+    if one.unserved:
+        parts.append(f"without a server, {one.unserved}")
     return "; ".join(parts)
 
 

@@ -1,6 +1,6 @@
 """The recommendation: the cheapest candidate within all limits, and why the others are not it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from inferlab.reporting.requirements import (
@@ -79,7 +79,7 @@ def reason(option: Option, winner: Option | None) -> str:
     if option is winner:
         return "recommended"
     if option.missed:
-        where = "even at its best point" if _by_load(option.missed) else "at any load"
+        where = "even where it comes nearest" if _by_load(option.missed) else "at any load"
         missed = ", ".join(_miss(option.candidate, name) for name in option.missed)
         return f"{where}: {missed}"
     assert winner is not None
@@ -118,7 +118,7 @@ def _option(group: Sequence[Candidate], case: Case, wanted: Requirements) -> Opt
         chosen = max(within, key=lambda one: one.requests_per_s)
     else:
         chosen = min(
-            group, key=lambda one: (max(overshoots(one, wanted).values()), -one.requests_per_s)
+            group, key=lambda one: (*_distance(overshoots(one, wanted)), -one.requests_per_s)
         )
     return Option(
         chosen,
@@ -128,10 +128,15 @@ def _option(group: Sequence[Candidate], case: Case, wanted: Requirements) -> Opt
     )
 
 
-def _rank(option: Option) -> tuple[float, float, float, float]:
-    candidate = option.candidate
-    worst = max(option.missed.values(), default=0.0)
-    return (worst, option.usd_per_day, candidate.perplexity_ratio, -candidate.requests_per_s)
+def _distance(missed: Mapping[str, float]) -> tuple[float, int]:
+    """How near a miss is: the largest overshoot, then how many limits are missed."""
+    return max(missed.values(), default=0.0), len(missed)
+
+
+def _rank(option: Option) -> tuple[float, ...]:
+    one = option.candidate
+    distance = _distance(option.missed)
+    return (*distance, option.usd_per_day, one.perplexity_ratio, -one.requests_per_s)
 
 
 def _beyond(winner: Option, group: Sequence[Candidate], wanted: Requirements) -> list[str]:

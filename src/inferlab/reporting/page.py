@@ -11,8 +11,10 @@ from markupsafe import Markup
 from inferlab.reporting import chart, decision, requirements
 from inferlab.reporting.advice import Advice
 from inferlab.reporting.findings import Finding
+from inferlab.reporting.launch import shell_command
 from inferlab.reporting.results import Picture
 from inferlab.reporting.studies import GROUPS, STUDIES
+from inferlab.serving.engine import EngineParams
 
 TEMPLATE = "report.html.jinja"
 
@@ -78,8 +80,12 @@ def render(
     missing: Sequence[str],
     provenance: Provenance,
     settings: Mapping[str, Any],
+    engine: EngineParams,
 ) -> str:
-    """The page. `advice` is text when there is none: what is missing for it."""
+    """The page. `advice` is text when there is none: what is missing for it.
+
+    `engine`: how the benchmark starts its servers.
+    """
     environment = Environment(
         loader=PackageLoader("inferlab.reporting", "templates"),
         autoescape=True,
@@ -100,7 +106,8 @@ def render(
         missing=[(stage, STUDIES[stage]) for stage in missing],
         provenance=provenance,
         load=settings.get("serve_benchmark", {}).get("middle", {}),
-        engine=settings.get("serve_benchmark", {}).get("engine", {}),
+        engine=engine,
+        shell_command=shell_command,
         labels=requirements.LABELS,
         frame=chart,
     )

@@ -75,8 +75,8 @@ class Candidate:
 
     `ttft_ms` and `tpot_ms`: 95th percentile over the requests of the slowest round.
     `requests_per_s` of one machine, `low` and `high` over rounds. `perplexity_ratio` to the base,
-    `accuracy_loss` the largest drop of a task's accuracy below it. `computed`: from rates of
-    prefill and decoding, not from requests.
+    `accuracy_loss` the largest drop of a task's accuracy below it. `unserved`: without a server,
+    one request at a time and so with no queue and no percentile: where the times come from.
     """
 
     variant: str
@@ -89,7 +89,7 @@ class Candidate:
     high: float
     perplexity_ratio: float
     accuracy_loss: float
-    computed: bool = False
+    unserved: str = ""
 
     @property
     def name(self) -> str:

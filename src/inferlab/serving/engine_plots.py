@@ -81,5 +81,5 @@ def _here(panel: plt.Axes, measured: Sequence[dict[str, Any]]) -> None:
         xlabel="tokens a second",
     )
     handles = [plt.Rectangle((0, 0), 1, 1, color=f"C{place}") for place in range(len(stages))]
-    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12), "ncols": len(stages)}
+    below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.12), "ncols": 2}
     panel.legend(handles, stages, fontsize="small", **below)

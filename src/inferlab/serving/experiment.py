@@ -1,21 +1,21 @@
 """Which loads are put on the servers, and in which order.
 
-One axis at a time around a middle point: concurrency, input length, output length; and prompts
-that are answered by a single token, which give the rate of prefill. Each load is put on one
-variant after the other before the next load's turn, and all of it is repeated in rounds, so that
-a slow minute of the machine hits every variant alike. Within a round all variants get the same
-prompts, and no prompt comes twice.
-
-The loop is closed and its clients start together: with one request for each client the time to
-the first token is that of a burst, and throughput has the prefill of all prompts in it.
+One axis at a time around a middle point: concurrency, input length, output length. Their loads are
+steady: a closed loop whose clients are all busy and out of step (load.steady_loop). Beside them two
+bursts, whose clients start together: prompts that are answered by a single token give the rate of
+prefill, and one wave of short prompts that of decoding. Each load is put on one variant after the
+other before the next load's turn, and all of it is repeated in rounds, so that a slow minute of
+the machine hits every variant alike. Within a round all variants get the same prompts, and no
+prompt comes twice.
 """
 
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import subprocess
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -25,7 +25,14 @@ from inferlab import params as parameters
 from inferlab.errors import InferlabError
 from inferlab.run import progress
 from inferlab.serving.engine import EngineParams, Server, last_lines
-from inferlab.serving.load import Outcome, Target, closed_loop, cut_requests
+from inferlab.serving.load import (
+    Outcome,
+    Request,
+    Target,
+    closed_loop,
+    cut_requests,
+    steady_loop,
+)
 from inferlab.serving.metrics import Objective, failures
 
 Axis = Literal["concurrency", "input_tokens", "output_tokens"]
@@ -56,6 +63,7 @@ class ServeBenchmarkParams:
     output_tokens: Annotated[tuple[Annotated[int, Field(ge=2)], ...], Some]
     middle: Load
     prefill: Load
+    decode: Load
     fewest_requests: Count
     requests_per_client: Count
     rounds: Count
@@ -66,9 +74,12 @@ class ServeBenchmarkParams:
 
     def __post_init__(self) -> None:
         """Raise ValueError when the loads do not fit each other or the engine's limit."""
-        if self.middle.output_tokens < 2 or self.prefill.output_tokens != 1:
-            raise ValueError("middle.output_tokens must be at least 2, prefill.output_tokens 1")
-        longest = max(load.input_tokens + load.output_tokens for load in plan(self))
+        if min(self.middle.output_tokens, self.decode.output_tokens) < 2:
+            raise ValueError("middle.output_tokens and decode.output_tokens must be at least 2")
+        if self.prefill.output_tokens != 1:
+            raise ValueError("prefill.output_tokens must be 1")
+        loads = [put.load for put in plan(self)]
+        longest = max(load.input_tokens + load.output_tokens for load in loads)
         if longest > self.engine.max_model_len:
             raise ValueError(
                 f"a request of {longest} tokens of input and output is longer than "
@@ -76,22 +87,40 @@ class ServeBenchmarkParams:
             )
 
 
-Outcomes = dict[tuple[str, Load], list[list[Outcome]]]
+@dataclasses.dataclass(frozen=True)
+class Put:
+    """A load and how it is put on: steady, or its clients' first requests as a burst."""
+
+    load: Load
+    steady: bool = True
+
+    @property
+    def clients(self) -> int | None:
+        """Those that were busy all the while, as `metrics.duration` wants it."""
+        return self.load.concurrency if self.steady else None
+
+
+Outcomes = dict[tuple[str, Put], list[list[Outcome]]]
 """By variant and load, what became of the requests of each round."""
 
 
-def loads_along(axis: Axis, params: ServeBenchmarkParams) -> list[Load]:
+def along(axis: Axis, params: ServeBenchmarkParams) -> list[Put]:
     """The loads of one axis, in rising order; the others stay at the middle point."""
     values = sorted(set(getattr(params, axis)))
-    return [dataclasses.replace(params.middle, **{axis: value}) for value in values]
+    return [Put(dataclasses.replace(params.middle, **{axis: value})) for value in values]
 
 
-def plan(params: ServeBenchmarkParams) -> dict[Load, int]:
+def bursts(params: ServeBenchmarkParams) -> tuple[Put, Put]:
+    """Those that the rates of prefill and of decoding come from."""
+    return Put(params.prefill, steady=False), Put(params.decode, steady=False)
+
+
+def plan(params: ServeBenchmarkParams) -> dict[Put, int]:
     """Every load once, and its number of rounds: that of the axis that asks for most."""
-    rounds = dict.fromkeys(loads_along("concurrency", params), params.rounds)
-    for load in loads_along("input_tokens", params) + loads_along("output_tokens", params):
-        rounds.setdefault(load, params.length_rounds)
-    return {**rounds, params.prefill: params.length_rounds}
+    rounds = dict.fromkeys(along("concurrency", params), params.rounds)
+    for put in (*along("input_tokens", params), *along("output_tokens", params), *bursts(params)):
+        rounds.setdefault(put, params.length_rounds)
+    return rounds
 
 
 def measure(
@@ -104,18 +133,18 @@ def measure(
     """
     warm_up = dataclasses.replace(params.middle, output_tokens=WARM_UP_TOKENS)
     for name, server in servers.items():
-        _check_warm(name, _put(server, warm_up, stream, params, [seed]))
+        _check_warm(name, _run(server, Put(warm_up, False), stream, params, [seed]))
     turns = [
-        (turn, place, load)
+        (turn, place, put)
         for turn in range(max(params.rounds, params.length_rounds))
-        for place, (load, rounds) in enumerate(plan(params).items())
+        for place, (put, rounds) in enumerate(plan(params).items())
         if turn < rounds
     ]
-    outcomes: Outcomes = {(name, load): [] for name in servers for load in plan(params)}
-    for turn, place, load in progress(turns, "loads"):
+    outcomes: Outcomes = {(name, put): [] for name in servers for put in plan(params)}
+    for turn, place, put in progress(turns, "loads"):
         for name, server in servers.items():
-            done = _put(server, load, stream, params, [seed, turn, place])
-            outcomes[name, load].append(done)
+            done = _run(server, put, stream, params, [seed, turn, place])
+            outcomes[name, put].append(done)
     return outcomes
 
 
@@ -140,15 +169,29 @@ def in_words(failed: Counter[str]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in failed.items())
 
 
-def _put(
-    server: Server, load: Load, stream: np.ndarray, params: ServeBenchmarkParams, seed: list[int]
+def _run(
+    server: Server, put: Put, stream: np.ndarray, params: ServeBenchmarkParams, seed: list[int]
 ) -> list[Outcome]:
-    count = max(params.fewest_requests, params.requests_per_client * load.concurrency)
-    requests = cut_requests(stream, count, load.input_tokens, load.output_tokens, seed)
-    target = Target(server.url, server.name)
-    outcomes = asyncio.run(closed_loop(target, requests, load.concurrency))
+    load, target = put.load, Target(server.url, server.name)
+    count = load.concurrency
+    if put.steady:
+        count = max(params.fewest_requests, params.requests_per_client * count)
+    lengths = load.input_tokens, load.output_tokens
+    requests = cut_requests(stream, count, *lengths, seed)
+    if put.steady:
+        others = _endless(stream, load, seed)
+        outcomes = asyncio.run(steady_loop(target, requests, others, load.concurrency))
+    else:
+        outcomes = asyncio.run(closed_loop(target, requests, load.concurrency))
     require_alive(server, outcomes)
     return outcomes
+
+
+def _endless(stream: np.ndarray, load: Load, seed: list[int]) -> Iterator[Request]:
+    """Requests of the load's lengths that no figure is computed from."""
+    lengths = load.input_tokens, load.output_tokens
+    for number in itertools.count():
+        yield from cut_requests(stream, load.concurrency, *lengths, [*seed, number])
 
 
 def _check_warm(name: str, outcomes: list[Outcome]) -> None:

@@ -1,4 +1,4 @@
-"""A load generator: streamed completions over HTTP, in a closed loop or at given times.
+"""A load generator: streamed completions over HTTP, in a closed loop, steady or not, or at times.
 
 The prompts are token ids, so that their length is exact; decoding is greedy and never stops early,
 so that the output's length is too. Token counts come from the engine's usage report, since one
@@ -9,7 +9,7 @@ and no latency is ever computed from it.
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -98,6 +98,47 @@ async def closed_loop(
     return outcomes
 
 
+async def steady_loop(
+    target: Target, requests: Sequence[Request], others: Iterator[Request], concurrency: int
+) -> list[Outcome]:
+    """The outcomes of `requests` in a closed loop that is full and out of step all the while.
+
+    Clients that start together and ask for the same lengths stay together: a burst, wave after
+    wave. So each first sends one of `others` that is cut to another share of its tokens, more of
+    them until all clients have had a first token, then its share of `requests`, and again others,
+    without an end, until the last of `requests` is answered. What is then in flight is dropped. A
+    lone client sends `requests` alone.
+    """
+    if concurrency == 1:
+        return await closed_loop(target, requests, 1)
+    waiting = iter(requests)
+    outcomes: list[Outcome] = []
+    begun: set[int] = set()
+    async with _client() as client:
+        begin = time.perf_counter()
+
+        async def work(place: int) -> None:
+            first = next(others)
+            cut = max(1, first.output_tokens * (place + 1) // concurrency)
+            short = Request(first.prompt, cut)
+            await _send(client, target, short, begin, on_token=lambda: begun.add(place))
+            begun.add(place)
+            while len(outcomes) < len(requests):
+                request = next(waiting, None) if len(begun) == concurrency else None
+                outcome = await _send(client, target, request or next(others), begin)
+                if request:
+                    outcomes.append(outcome)
+
+        clients = [asyncio.create_task(work(place)) for place in range(concurrency)]
+        ended, busy = await asyncio.wait(clients, return_when=asyncio.FIRST_COMPLETED)
+        for one in busy:
+            one.cancel()
+        await asyncio.gather(*busy, return_exceptions=True)
+        for one in ended:
+            one.result()
+    return outcomes
+
+
 async def open_loop(
     target: Target, requests: Sequence[Request], arrivals: Sequence[float]
 ) -> list[Outcome]:
@@ -130,6 +171,7 @@ async def _send(
     request: Request,
     begin: float,
     due: float | None = None,
+    on_token: Callable[[], None] = lambda: None,
 ) -> Outcome:
     start = time.perf_counter() - begin
     chunks: list[float] = []
@@ -139,6 +181,7 @@ async def _send(
         async with asyncio.timeout(target.timeout_s):
             async for event in _events(client, target, request):
                 if event.get("choices"):
+                    on_token()
                     chunks.append(time.perf_counter() - begin)
                 usage = event.get("usage") or usage
         if usage.get("completion_tokens", 0) < request.output_tokens:

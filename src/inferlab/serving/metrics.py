@@ -61,14 +61,23 @@ def e2e(outcome: Outcome) -> float:
     return outcome.chunks[-1] - outcome.start
 
 
-def duration(outcomes: Sequence[Outcome]) -> float:
-    """Seconds from the first start to the last end, failed requests included."""
+def duration(outcomes: Sequence[Outcome], clients: int | None = None) -> float:
+    """Seconds that throughput is over, failed requests included.
+
+    From the first start to the last end, ramp and drain with it; or, of so many `clients` that
+    were busy all the while (a steady loop), the seconds that the requests took over the clients.
+    That is the interactive response time law without thinking, X = N / R (Denning and Buzen 1978,
+    "The Operational Analysis of Queueing Network Models", section 4).
+    """
+    if clients:
+        return sum(outcome.end - outcome.start for outcome in outcomes) / clients
     return max(outcome.end for outcome in outcomes) - min(outcome.start for outcome in outcomes)
 
 
-def output_tokens_per_s(outcomes: Sequence[Outcome]) -> float:
-    """Output tokens of the successful requests in the whole time, ramp and drain included."""
-    return sum(outcome.output_tokens for outcome in succeeded(outcomes)) / duration(outcomes)
+def output_tokens_per_s(outcomes: Sequence[Outcome], clients: int | None = None) -> float:
+    """Output tokens of the successful requests over `duration`."""
+    tokens = sum(outcome.output_tokens for outcome in succeeded(outcomes))
+    return tokens / duration(outcomes, clients)
 
 
 def prefill_tokens_per_s(outcomes: Sequence[Outcome]) -> float:
@@ -109,13 +118,16 @@ def share_within(outcomes: Sequence[Outcome], objective: Objective) -> float:
     return len(_within(outcomes, objective)) / len(outcomes)
 
 
-def goodput(outcomes: Sequence[Outcome], objective: Objective) -> float:
-    """Requests per second that succeeded within both limits."""
-    return len(_within(outcomes, objective)) / duration(outcomes)
+def goodput(outcomes: Sequence[Outcome], objective: Objective, clients: int | None = None) -> float:
+    """Requests per second of `duration` that succeeded within both limits."""
+    return len(_within(outcomes, objective)) / duration(outcomes, clients)
 
 
-def summary(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Throughput (tokens and requests per second) and latency percentiles (milliseconds)."""
+def summary(outcomes: Sequence[Outcome], clients: int | None = None) -> dict[str, float]:
+    """Throughput (tokens and requests per second) and latency percentiles (milliseconds).
+
+    `clients`: of a steady loop, as in `duration`.
+    """
     done = _some(outcomes)
     samples = {
         "ttft": [ttft(outcome) for outcome in done],
@@ -124,8 +136,8 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, float]:
         "e2e": [e2e(outcome) for outcome in done],
     }
     return {
-        "output_tokens_per_s": output_tokens_per_s(outcomes),
-        "requests_per_s": len(done) / duration(outcomes),
+        "output_tokens_per_s": output_tokens_per_s(outcomes, clients),
+        "requests_per_s": len(done) / duration(outcomes, clients),
         **{
             f"{name}_ms_p{percent}": 1000 * float(np.percentile(values, percent))
             for name, values in samples.items()

@@ -14,6 +14,7 @@ import httpx
 from torch import Tensor
 
 from inferlab.errors import InferlabError
+from inferlab.run import log
 from inferlab.serving.engine import EngineParams, Server, last_lines
 from inferlab.store import read_json
 
@@ -22,12 +23,12 @@ RATIO = "served_perplexity_ratio"
 """Of a variant's metrics in serve_benchmark: served over evaluated token perplexity."""
 
 
-def evaluated_perplexities(variant: str) -> list[float]:
-    """Token perplexity of each held-out window, as the stage evaluate has found it.
+def evaluated_perplexities(file: Path) -> list[float]:
+    """Token perplexity of each held-out window, from the table that the stage evaluate left.
 
-    Raises InferlabError when the variant was not evaluated.
+    Raises InferlabError when the variant, whose name the file has, was not evaluated.
     """
-    file = Path(f"plots/evaluate/{variant}.csv")
+    variant = file.stem
     if not file.exists():
         raise InferlabError(
             f"{file} is missing, which the served quality of {variant!r} is compared with; "
@@ -37,10 +38,15 @@ def evaluated_perplexities(variant: str) -> list[float]:
         return [float(row["token_perplexity"]) for row in csv.DictReader(rows)]
 
 
-def measured_ratio(variant: str) -> float:
-    """What the stage serve_benchmark has found for `variant`; 1 where it did not ask."""
-    file = Path(f"metrics/serve_benchmark/{variant}.json")
-    return read_json(file).get(RATIO, 1.0) if file.exists() else 1.0
+def measured_ratio(file: Path) -> float:
+    """What the stage serve_benchmark has found, from the metrics of one variant.
+
+    1, with a warning, where the variant was not served or not asked for its perplexity.
+    """
+    found = read_json(file) if file.exists() else {}
+    if RATIO not in found:
+        log.warning("%s has no %s: vLLM's arithmetic is taken to cost no quality", file, RATIO)
+    return found.get(RATIO, 1.0)
 
 
 def require_room(windows: Tensor, engine: EngineParams) -> None:

@@ -14,8 +14,10 @@ from inferlab.serving import metrics
 from inferlab.serving.experiment import (
     Axis,
     Outcomes,
+    Put,
     ServeBenchmarkParams,
-    loads_along,
+    along,
+    bursts,
 )
 from inferlab.serving.load import ErrorKind, Outcome
 
@@ -29,23 +31,23 @@ def variant_metrics(
     """The metrics file of one variant.
 
     `…_cN` are figures at concurrency N, `output_tokens_per_s_cN_spread` is (highest − lowest) /
-    median over the rounds. `prefill_tokens_per_s` comes from the load `prefill`;
-    `decode_tokens_per_s` from the highest concurrency, over the time in which the most requests,
+    median over the rounds. `prefill_tokens_per_s` comes from the burst `prefill`;
+    `decode_tokens_per_s` from the burst `decode`, over the time in which the most requests,
     `decode_concurrency`, are past their first token. `operating_concurrency` is the highest one
     that keeps the objective, 0 if none does, and `goodput_requests_per_s` is the goodput there.
     """
     values: dict[str, float] = {}
     operating, goodput = 0, 0.0
-    along = loads_along("concurrency", params)
-    for load in along:
-        rounds = _figures(outcomes[variant, load], params)
-        n = load.concurrency
+    for put in along("concurrency", params):
+        rounds = _figures(outcomes[variant, put], put, params)
+        n = put.load.concurrency
         values |= {f"{name}_c{n}": _median(rounds, name) for name in PER_CONCURRENCY}
         values[f"output_tokens_per_s_c{n}_spread"] = _spread(rounds, "output_tokens_per_s")
         if _median(rounds, "share_within") >= params.objective.share:
             operating, goodput = n, _median(rounds, "goodput_requests_per_s")
-    decode = [metrics.saturated_decode(one) for one in outcomes[variant, along[-1]]]
-    prefill = [metrics.prefill_tokens_per_s(one) for one in outcomes[variant, params.prefill]]
+    prompts, wave = bursts(params)
+    prefill = [metrics.prefill_tokens_per_s(one) for one in outcomes[variant, prompts]]
+    decode = [metrics.saturated_decode(one) for one in outcomes[variant, wave]]
     return {
         **values,
         "prefill_tokens_per_s": float(np.median(prefill)),
@@ -62,9 +64,13 @@ def axis_table(
 ) -> list[dict[str, Any]]:
     """One row for each variant and point of an axis: medians over rounds, and bands."""
     return [
-        {"variant": variant, axis: getattr(load, axis), **_row(outcomes[variant, load], params)}
+        {
+            "variant": variant,
+            axis: getattr(put.load, axis),
+            **_row(outcomes[variant, put], put, params),
+        }
         for variant in params.variants
-        for load in loads_along(axis, params)
+        for put in along(axis, params)
     ]
 
 
@@ -77,8 +83,10 @@ def failure_table(outcomes: Outcomes, variants: Sequence[str]) -> list[dict[str,
     ]
 
 
-def _row(rounds: Sequence[Sequence[Outcome]], params: ServeBenchmarkParams) -> dict[str, float]:
-    figures = _figures(rounds, params)
+def _row(
+    rounds: Sequence[Sequence[Outcome]], put: Put, params: ServeBenchmarkParams
+) -> dict[str, float]:
+    figures = _figures(rounds, put, params)
     bands = {
         f"{name}_{edge}": limit(one[name] for one in figures)
         for name in BANDED
@@ -94,14 +102,14 @@ def _row(rounds: Sequence[Sequence[Outcome]], params: ServeBenchmarkParams) -> d
 
 
 def _figures(
-    rounds: Sequence[Sequence[Outcome]], params: ServeBenchmarkParams
+    rounds: Sequence[Sequence[Outcome]], put: Put, params: ServeBenchmarkParams
 ) -> list[dict[str, float]]:
     """All figures of each round."""
     return [
         {
-            **metrics.summary(outcomes),
+            **metrics.summary(outcomes, put.clients),
             "share_within": metrics.share_within(outcomes, params.objective),
-            "goodput_requests_per_s": metrics.goodput(outcomes, params.objective),
+            "goodput_requests_per_s": metrics.goodput(outcomes, params.objective, put.clients),
         }
         for outcomes in rounds
     ]

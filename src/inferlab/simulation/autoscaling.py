@@ -2,8 +2,8 @@
 
 Requests are a fluid in steps of seconds: at several requests a second, waiting comes from missing
 capacity, not from single arrivals. They wait in one queue, first come first served; one that would
-wait longer than the limit is dropped. What an instance adds is its measured time to first token at
-its load.
+wait longer than the limit is dropped. What an instance adds is its time to first token at its
+load.
 """
 
 from collections.abc import Sequence

@@ -11,6 +11,7 @@ from pydantic import Field
 from inferlab.errors import suggestion
 from inferlab.params import section
 from inferlab.simulation.autoscaling import FleetParams, Policy
+from inferlab.simulation.instance import InstanceParams
 from inferlab.simulation.load_day import LoadParams
 from inferlab.simulation.load_forecast import FEWEST_DAYS, MODELS
 from inferlab.simulation.runs import Workers
@@ -45,7 +46,7 @@ class SweepParams:
 class AutoscalingParams:
     """The section `autoscaling`."""
 
-    variant: str
+    instance: InstanceParams
     days: Annotated[int, Field(ge=4)]
     target: Annotated[float, Field(gt=0, le=1)]
     confidence: Annotated[float, Field(ge=0.5, lt=1)]

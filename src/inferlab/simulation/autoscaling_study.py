@@ -2,48 +2,21 @@
 
 from collections.abc import Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import t as student_t
 
-from inferlab.errors import InferlabError
 from inferlab.simulation.autoscaling import Instance, Outcome, simulate
 from inferlab.simulation.autoscaling_settings import FORESIGHT, AutoscalingParams, Known, Setting
 from inferlab.simulation.load_day import Load, make_load
 from inferlab.simulation.load_forecast import forecast, last_value, mean_error
 from inferlab.simulation.runs import at_once, spread
 from inferlab.simulation.scaling_policies import trailing_most
-from inferlab.store import read_json
 
 Floats = NDArray[np.float64]
 Row = dict[str, Any]
-
-
-def measured_instance(folder: Path, variant: str) -> Instance:
-    """An instance as the serving stage measured it, up to its operating point.
-
-    Raises InferlabError when the file lacks what is needed or no load kept the objective.
-    """
-    file = folder / f"{variant}.json"
-    values = read_json(file)
-    capacity, operating = (
-        _value(values, name, file) for name in ("goodput_requests_per_s", "operating_concurrency")
-    )
-    if not capacity > 0:
-        raise InferlabError(
-            f"{file}: no load kept the objective, so an instance has no capacity within it; loosen "
-            "serve_benchmark.objective"
-        )
-    prefix = "output_tokens_per_s_c"
-    counts = [name.removeprefix(prefix) for name in values if name.startswith(prefix)]
-    clients = [int(count) for count in counts if count.isdigit() and int(count) <= operating]
-    rates = np.array([_value(values, f"{prefix}{count}", file) for count in clients])
-    ttft = np.array([_value(values, f"ttft_ms_p95_c{count}", file) for count in clients])
-    order = rates.argsort()
-    return Instance(capacity, rates[order] / rates.max(), ttft[order])
 
 
 def make_days(params: AutoscalingParams, capacity: float, seed: int) -> list[Load]:
@@ -160,9 +133,11 @@ def choose(
     return chosen
 
 
-def metrics(chosen: Sequence[tuple[int, Row]], errors: Sequence[Row]) -> dict[str, float]:
+def metrics(
+    chosen: Sequence[tuple[int, Row]], errors: Sequence[Row], instance: Instance
+) -> dict[str, float]:
     """Cost, compliance and flaps of each policy's chosen setting, and the forecasts' errors."""
-    values: dict[str, float] = {}
+    values: dict[str, float] = {"instance_requests_per_s": instance.capacity}
     for _, row in chosen:
         for name in ("usd_per_day", "compliance", "flaps_per_day"):
             if not (row["policy"] in ("fixed", FORESIGHT) and name == "flaps_per_day"):
@@ -192,9 +167,3 @@ def _beaten(row: Row, rows: Sequence[Row]) -> bool:
         and (other["usd_per_day"], other["compliance"]) != (row["usd_per_day"], row["compliance"])
         for other in rows
     )
-
-
-def _value(values: dict[str, float], name: str, file: Path) -> float:
-    if name not in values:
-        raise InferlabError(f"{file} has no {name}; run the stage serve_benchmark again")
-    return values[name]

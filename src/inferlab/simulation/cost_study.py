@@ -116,6 +116,7 @@ def replay_records(measured: Measured, params: StepCostParams) -> dict[str, Any]
             {
                 **_observed(turn[place][0]),
                 "steps": len(turn[place][1].steps),
+                "preemptions": turn[place][1].preemptions,
                 "step_ms": 1e3 * float(turn[place][1].steps.seconds.mean()),
             }
             for turn in measured.traces

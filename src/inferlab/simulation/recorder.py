@@ -20,9 +20,9 @@ class RecordingScheduler(Scheduler):
     """Appends a line for each arrival and each step to the file `step_log` of additional_config.
 
     Lines are `add,arrival` and
-    `step,start,end,tokens,sequences,context,half_pairs,first_tokens,left`, the last being how
-    many requests are left. A request arrives at the front end, whose wall clock vLLM stamps it by;
-    the scheduler gets it only once the step at hand is over.
+    `step,start,end,tokens,sequences,context,half_pairs,preempted,first_tokens,left`, the last being
+    how many requests are left. A request arrives at the front end, whose wall clock vLLM stamps it
+    by; the scheduler gets it only once the step at hand is over.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -48,7 +48,8 @@ class RecordingScheduler(Scheduler):
             tokens += new
             context += cached
             half_pairs += pairs
-        self._step = [started, tokens, len(self._scheduled), context, half_pairs]
+        preempted = len(output.preempted_req_ids or ())
+        self._step = [started, tokens, len(self._scheduled), context, half_pairs, preempted]
         return output
 
     def update_from_output(

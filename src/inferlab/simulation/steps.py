@@ -28,10 +28,14 @@ class Steps:
 
 @dataclass(frozen=True)
 class Window:
-    """What a load left in the log: its steps, and the mean TTFT inside the engine in seconds."""
+    """What a load left in the log: its steps, and the mean TTFT inside the engine in seconds.
+
+    preemptions: how often a request lost its blocks, to be computed anew.
+    """
 
     steps: Steps
     engine_ttft: float
+    preemptions: int = 0
 
 
 def read_window(log: Path, begin: float, end: float) -> Window:
@@ -49,7 +53,7 @@ def read_window(log: Path, begin: float, end: float) -> Window:
     if not rows:
         raise InferlabError(f"{log} holds no step of a load; was the scheduler replaced?")
     table = np.array(rows)
-    start, stop, tokens, sequences, context, half_pairs, first_tokens, left = table.T
+    start, stop, tokens, sequences, context, half_pairs, preempted, first_tokens, left = table.T
     if int(first_tokens.sum()) != len(added):
         raise InferlabError(
             f"{log}: {len(added)} requests came and {int(first_tokens.sum())} got a first token; "
@@ -59,7 +63,7 @@ def read_window(log: Path, begin: float, end: float) -> Window:
     seconds = np.where(left > 0, following, stop) - start
     features = np.stack([np.ones_like(start), tokens, sequences, context, half_pairs / 2], axis=1)
     engine_ttft = float((stop * first_tokens).sum() / len(added) - np.mean(added))
-    return Window(Steps(seconds, features), engine_ttft)
+    return Window(Steps(seconds, features), engine_ttft, int(preempted.sum()))
 
 
 def together(parts: Sequence[Steps]) -> Steps:

@@ -31,8 +31,9 @@ class SimulatorValidationParams:
 class Judged:
     """One configuration: figures of each round of the engine, and of the simulator.
 
-    `adapted` are the simulator's when its step cost follows each round's own speed; `steps` are
-    how many the engine made (mean over rounds) and the simulator.
+    `adapted` are the simulator's when its step cost follows each round's own speed; `steps` and
+    `preemptions` are how many the engine made (mean over rounds) and the simulator; `present` is
+    how many requests were in the engine on average.
     """
 
     name: str
@@ -41,6 +42,8 @@ class Judged:
     simulated: dict[str, float]
     adapted: dict[str, list[float]]
     steps: tuple[float, float]
+    preemptions: tuple[float, float]
+    present: float
 
     def error(self, figure: str) -> float:
         """Simulated over the engine's mean, minus 1, in percent."""
@@ -88,7 +91,9 @@ def _judge(trace: Trace, cost: StepCost, limits: Limits, seed: int, recorded: An
         {figure: [one[figure] for one in engine] for figure in FIGURES},
         simulated_figures(record, cost.front_end),
         {figure: [one[figure] for one in adapted] for figure in FIGURES},
-        (float(np.mean([one["steps"] for one in rounds])), record.steps),
+        (_mean(rounds, "steps"), record.steps),
+        (_mean(rounds, "preemptions"), record.preemptions),
+        float(np.mean([sum(one["e2e"]) / _span(one) for one in rounds])),
     )
 
 
@@ -112,9 +117,8 @@ def simulated_figures(record: Record, front_end: int) -> dict[str, float]:
 
 def engine_figures(seen: Mapping[str, Any], outputs: np.ndarray) -> dict[str, float]:
     """The figures of one round of the real engine."""
-    span = max(seen["end"]) - min(seen["due"])
     return {
-        "throughput": float(outputs.sum()) / span,
+        "throughput": float(outputs.sum()) / _span(seen),
         "ttft": float(np.mean(seen["ttft"])),
         "tpot": float(np.mean([one for one in seen["tpot"] if one is not None])),
         "e2e": float(np.mean(seen["e2e"])),
@@ -124,12 +128,13 @@ def engine_figures(seen: Mapping[str, Any], outputs: np.ndarray) -> dict[str, fl
 def metrics(judged: Sequence[Judged]) -> dict[str, float]:
     """The largest errors and the largest spread over configurations below saturation.
 
-    `…_beyond_saturation_pct` is of the others; 0 when there are none.
+    `…_beyond_saturation_pct` is of the others; 0 when there are none. Below saturation throughput
+    is little more than that of the arrivals; beyond it, it is the engine's.
     """
     steady = [one for one in judged if not one.saturated]
     if not steady:
         raise InferlabError("every held-out trace is beyond saturation; add one with a lower rate")
-    beyond = [abs(one.error("e2e")) for one in judged if one.saturated]
+    beyond = [one for one in judged if one.saturated]
     return {
         **{f"{name}_error_pct": max(abs(one.error(name)) for one in steady) for name in FIGURES},
         "repeat_spread_pct": max(one.spread(name) for one in steady for name in FIGURES),
@@ -137,7 +142,14 @@ def metrics(judged: Sequence[Judged]) -> dict[str, float]:
             f"{name}_error_adapted_pct": max(abs(one.adapted_error(name)) for one in steady)
             for name in FIGURES[1:]
         },
-        "e2e_error_beyond_saturation_pct": max(beyond, default=0.0),
+        **{
+            f"{name}_error_beyond_saturation_pct": max(
+                (abs(one.error(name)) for one in beyond), default=0.0
+            )
+            for name in ("throughput", "e2e")
+        },
+        "preemptions_engine": sum(one.preemptions[0] for one in judged),
+        "preemptions_simulated": sum(one.preemptions[1] for one in judged),
         "configurations": len(steady),
     }
 
@@ -159,10 +171,22 @@ def table(judged: Sequence[Judged]) -> list[dict[str, Any]]:
             "repeat_spread_pct": one.spread(figure),
             "engine_steps": one.steps[0],
             "simulated_steps": one.steps[1],
+            "engine_preemptions": one.preemptions[0],
+            "simulated_preemptions": one.preemptions[1],
+            "requests_in_engine": one.present,
         }
         for one in judged
         for figure in FIGURES
     ]
+
+
+def _mean(rounds: Sequence[Mapping[str, Any]], name: str) -> float:
+    return float(np.mean([one[name] for one in rounds]))
+
+
+def _span(seen: Mapping[str, Any]) -> float:
+    """Seconds from the first arrival to the last token."""
+    return max(seen["end"]) - min(seen["due"])
 
 
 def read_recorded(path: Path) -> dict[str, Any]:

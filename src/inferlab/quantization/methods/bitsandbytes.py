@@ -24,7 +24,7 @@ class Nf4Params:
 
 
 def run(job: Job, params: Nf4Params) -> Report:
-    """Load through transformers in 4 bits and save what was loaded."""
+    """Load through transformers in 4 bits, on the CPU, and save what was loaded."""
     import bitsandbytes
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -35,7 +35,11 @@ def run(job: Job, params: Nf4Params) -> Report:
         bnb_4bit_compute_dtype=torch.bfloat16,
     )
     model = AutoModelForCausalLM.from_pretrained(
-        job.checkpoint.folder, quantization_config=config, dtype=torch.bfloat16
+        job.checkpoint.folder,
+        quantization_config=config,
+        dtype=torch.bfloat16,
+        # A GPU that is there would be taken, while the weights compared with are on the CPU.
+        device_map={"": "cpu"},
     )
     model.save_pretrained(job.output)
     copy_beside_weights(job.checkpoint.folder, job.output)

@@ -13,7 +13,7 @@ from inferlab.params import section
 from inferlab.quantization.affine import Grid, Quantized, minmax_grid, searched_grid
 from inferlab.quantization.driver import Job, Layer, Report, packed_format, quantize_checkpoint
 from inferlab.quantization.formats import storable_grid
-from inferlab.quantization.gptq import Solution, damped, solve
+from inferlab.quantization.gptq import Solution, damped, solve, warn_of_damping
 from inferlab.quantization.refine import refine
 
 
@@ -44,6 +44,7 @@ def run(job: Job, params: GptqParams) -> Report:
         hessian = chosen_hessian(layer.statistics, params)
         grid = first_grid(layer.weight, hessian, params, group_size)
         solution = solve_layer(layer.weight, hessian, grid, params)
+        warn_of_damping(layer.name, hessian, params.damping, solution.damping)
         return solution.quantized, solution.fell_back
 
     return quantize_checkpoint(job, solver, packed_format(job, *shape), *shape)

@@ -12,6 +12,7 @@ from inferlab.params import section
 from inferlab.quantization.affine import Grid, Quantized, minmax_grid, quantize, searched_grid
 from inferlab.quantization.driver import Job, Layer, Report, quantize_checkpoint
 from inferlab.quantization.formats import Dequantized, Int8Format, storable_grid
+from inferlab.quantization.gptq import DAMPING, warn_of_damping
 from inferlab.quantization.gptq import solve as solve_gptq
 from inferlab.quantization.smoothing import fixed, searched, smooth
 
@@ -68,7 +69,9 @@ def run_smoothed(job: Job, params: IntegerParams, kept: Sequence[LinearGroup] = 
             grid = Grid(scale, torch.full_like(scale, 2 ** (BITS - 1)), BITS, group_size)
         grid = storable_grid(grid)
         if params.compensation:
-            solution = solve_gptq(layer.weight, layer.statistics["hessian"], grid)
+            hessian = layer.statistics["hessian"]
+            solution = solve_gptq(layer.weight, hessian, grid, DAMPING)
+            warn_of_damping(layer.name, hessian, DAMPING, solution.damping)
             return solution.quantized, solution.fell_back
         return quantize(layer.weight, grid), False
 
