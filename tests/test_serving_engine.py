@@ -274,6 +274,7 @@ def write_project(model: Path, **changes: object) -> None:
         "output_tokens": [4, 8],
         "middle": {"concurrency": 2, "input_tokens": 8, "output_tokens": 4},
         "prefill": {"concurrency": 1, "input_tokens": 16, "output_tokens": 1},
+        "decode": {"concurrency": 2, "input_tokens": 4, "output_tokens": 8},
     }
     section["engine"] |= {"max_model_len": 64, "kv_cache_gib": 0.1, "threads": 1}
     section["engine"]["dtype"] = "float32"
