@@ -235,7 +235,15 @@ class Project:
                 continue
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            return moment
+            if not self.is_locked(stage):
+                return moment
+            longest = 0.7 * moment
+
+    def is_locked(self, stage: str) -> bool:
+        """Whether dvc.lock, which a kill may have cut off, has the stage: it was done."""
+        with contextlib.suppress(yaml.YAMLError, KeyError, TypeError):
+            return stage in self.locked()
+        return False
 
     def wait_for(
         self, word: str, process: "subprocess.Popen[str]", but: str | None = None

@@ -118,8 +118,11 @@ def test_killed_stage_is_made_again(project: Project, stage: str, faults: list[F
             project.take_lock_from_git()
             done = project.repro("--single-item", stage)
         assert done.returncode == 0, done.stderr
-        # DVC keeps a finished run in its cache, then writes it to the lock, and then ends.
-        ways = f"Running stage '{stage}'", f"'{stage}' is cached", f"'{stage}' didn't change"
+        # DVC keeps a finished run in its cache before it writes it to the lock.
+        ways = [f"Running stage '{stage}'", f"'{stage}' is cached"]
+        if cut:
+            # Outputs that were already whole are those of the lock from Git.
+            ways.append(f"'{stage}' didn't change")
         assert any(way in done.stdout for way in ways)
         assert project.leftovers() == []
         assert project.broken(stage) == [] and all(map(project.listing, project.outputs(stage)))
