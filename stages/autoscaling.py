@@ -1,5 +1,6 @@
 """33.24: autoscaling policies over days of load with spikes, against perfect foresight."""
 
+import logging
 from pathlib import Path
 
 from inferlab.run import stage
@@ -8,6 +9,8 @@ from inferlab.simulation.autoscaling_plots import plot_day, plot_front
 from inferlab.simulation.autoscaling_settings import AutoscalingParams, make_settings
 from inferlab.simulation.cost import load_cost
 from inferlab.simulation.instance import simulated_instance
+
+log = logging.getLogger("inferlab.autoscaling")
 
 
 def main() -> None:
@@ -24,6 +27,10 @@ def main() -> None:
             outcome = study.run_all(days, settings, known, instance, params, run.threads)
         rows = study.setting_table(settings, outcome)
         chosen = study.choose(settings, outcome, params.target, params.confidence)
+        for _, row in chosen:
+            if row["at_end"]:
+                sweeps, kind = row["at_end"].replace(" ", " and "), row["policy"]
+                log.warning("%s: chosen at an end of settings.%s; widen it", kind, sweeps)
         run.metrics("metrics/autoscaling.json", study.metrics(chosen, errors, instance))
         folder, picks = "plots/autoscaling", [row for _, row in chosen]
         run.table(f"{folder}/settings.csv", rows)

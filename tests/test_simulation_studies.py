@@ -13,6 +13,7 @@ import yaml
 from inferlab import params as parameters
 from inferlab.errors import InferlabError
 from inferlab.simulation import chunked_study, continuous_study, scheduling_study, summary
+from inferlab.simulation.continuous_plots import plot_rates
 from inferlab.simulation.cost import from_seconds, save_costs
 from inferlab.simulation.fast import simulate
 from inferlab.simulation.limits import Limits
@@ -25,6 +26,14 @@ from stages import chunked_prefill, continuous_batching, scheduling
 COST = from_seconds(
     {"base": 0.03, "token": 2e-3, "sequence": 2.5e-3, "context": 1e-6, "pair": 2e-6}
 )
+LIMITS = {
+    "max_num_seqs": 32,
+    "token_budget": 2048,
+    "chunked_prefill": True,
+    "chunk": 0,
+    "blocks": 728,
+    "block_size": 32,
+}
 SMALL: dict[str, dict[str, Any]] = {
     "continuous_batching": {"requests": 150, "loads": [0.5, 0.7, 1.5], "seeds": 2},
     "chunked_prefill": {"requests": 150, "long_shares": [0.2], "seeds": 2},
@@ -185,6 +194,24 @@ def test_overload_is_flagged_and_has_no_steady_mean(scheduled: list[dict[str, An
             {"steady_load": 0.8},
             "steady_load must be one of loads; got 0.8",
         ),
+        (
+            "continuous_batching",
+            continuous_study.ContinuousBatchingParams,
+            {"limits": LIMITS | {"blocks": 81}},
+            "a request of 1912 and 700 tokens can never be served from 81 blocks of 32",
+        ),
+        (
+            "chunked_prefill",
+            chunked_study.ChunkedPrefillParams,
+            {"limits": LIMITS | {"blocks": 100, "token_budget": 8192}},
+            "a request of 4096 and 700 tokens can never be served from 100 blocks of 32",
+        ),
+        (
+            "scheduling",
+            scheduling_study.SchedulingParams,
+            {"limits": LIMITS | {"blocks": 65}},
+            "a request of 1400 and 700 tokens can never be served from 65 blocks of 32",
+        ),
     ],
 )
 def test_sections_that_are_refused(
@@ -204,6 +231,32 @@ def test_a_trace_takes_the_place_of_drawn_requests(tmp_path: Path) -> None:
     work = continuous_study.workload_of(params, 4.0, seed=1)
     assert work.prompts.tolist() == list(range(10, 110))
     assert (work.arrivals[-1] - work.arrivals[0]) / 1e12 == pytest.approx(99 / 4)
+    rows = continuous_study.rates_table(params, COST, 1.0, 0, 1)
+    assert all(row["requests_per_s_half"] == "" and row["requests_per_s"] > 0 for row in rows)
+    plot_rates(rows, tmp_path / "rates.png")
+
+
+def test_traces_that_cannot_be_run(tmp_path: Path) -> None:
+    kind, missing = continuous_study.ContinuousBatchingParams, tmp_path / "none.csv"
+    params = read(tmp_path, "continuous_batching", kind, trace=str(missing))
+    with pytest.raises(InferlabError, match=r"none.csv cannot be read as a trace: .*No such file"):
+        continuous_study.workload_of(params, 1.0, 0)
+    missing.write_text("timestamp,input_tokens,output_tokens\n0,10,3\n1,30000,1\n")
+    with pytest.raises(InferlabError, match=r"none.csv: limits: a request of 30512 and 1 tokens"):
+        continuous_study.workload_of(params, 1.0, 0)
+
+
+def test_the_largest_wait_is_of_everybody_and_an_undisturbed_request_has_no_slowdown() -> None:
+    """20 requests that never meet, short and long ones in turn; the first is made to wait."""
+    ones = np.ones(20, dtype=np.int64)
+    prompts = np.where(np.arange(20) % 2, 500, 1)
+    work = Workload(np.arange(20) * 10**15, prompts, ones, 0 * ones)
+    cost = replace(COST, front_end=10**12)
+    record = simulate(work, cost, Limits(**LIMITS))
+    record.first[0] += 10**14
+    found = scheduling_study.run_figures(record, cost, 2048)
+    assert found["largest_wait_s"] == pytest.approx(100 + (cost.alone(1, 1, 2048)[1] / 1e12 + 1))
+    assert found["jain_slowdown"] == pytest.approx(1)
 
 
 def run_stage(module: ModuleType, name: str) -> dict[str, float]:

@@ -33,7 +33,10 @@ def cost(
         float | None, typer.Option(help="Input tokens a second of one saturated replica.")
     ] = None,
     decode_tokens_per_s: Annotated[
-        float | None, typer.Option(help="Output tokens a second of one saturated replica.")
+        float | None,
+        typer.Option(
+            help="Output tokens a second of one saturated replica, at your lengths of context."
+        ),
     ] = None,
     usd_per_hour: Annotated[
         float | None, typer.Option(help="US dollars an hour of one whole instance.")

@@ -2,8 +2,8 @@
 
 Requests are a fluid in steps of seconds: at several requests a second, waiting comes from missing
 capacity, not from single arrivals. They wait in one queue, first come first served; one that would
-wait longer than the limit is dropped. What an instance adds is its time to first token at its
-load.
+wait longer than the limit is dropped. What an instance adds is the distribution of its time to
+first token at its load.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from typing import Annotated, Protocol
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from scipy.ndimage import map_coordinates
 
 from inferlab.errors import InferlabError
 from inferlab.params import section
@@ -32,7 +33,6 @@ class FleetParams:
     drain_s: Seconds
     least: Annotated[int, Field(ge=1)]
     most: Annotated[int, Field(ge=1)]
-    slo_ttft_ms: Annotated[float, Field(gt=0)]
     longest_wait_s: Annotated[float, Field(gt=0)]
     cooldown_out_s: Seconds
     cooldown_in_s: Seconds
@@ -53,18 +53,34 @@ class FleetParams:
 
 @dataclass(frozen=True)
 class Instance:
-    """One instance: requests a second within its objective, and its time to first token.
+    """One instance: requests a second within its objective, and its times to first token.
 
-    ttft_ms [points] is that at `loads` [points], rising shares of the capacity, 1 the last.
+    At `loads` [points], rising shares of the capacity, 1 the last: ttft_ms [points] is the P95, and
+    within [points, limits] the share of requests whose first token comes within `limits_ms`
+    [limits], rising from 0 to the objective's, the last.
     """
 
     capacity: float
     loads: Floats
     ttft_ms: Floats
+    limits_ms: Floats
+    within: Floats
 
     def __post_init__(self) -> None:
         if not self.capacity > 0:
             raise InferlabError(f"an instance's capacity must be above 0; got {self.capacity:g}")
+
+    def in_time(self, load: Floats, waited_ms: Floats) -> Floats:
+        """The share of requests in time that have waited so long for an instance at this load.
+
+        All [runs]; linear between the points.
+        """
+        left_ms = self.limits_ms[-1] - waited_ms
+        place = [
+            np.interp(values, points, np.arange(len(points)))
+            for values, points in ((load, self.loads), (left_ms, self.limits_ms))
+        ]
+        return map_coordinates(self.within, place, order=1, mode="nearest")
 
 
 class Policy(Protocol):
@@ -206,15 +222,15 @@ class Fleet:
         dropped = np.clip(left - rate * params.longest_wait_s, 0, arriving)
         self.queue = left - dropped
         load = served / (rate * params.step_s)
-        service_ms = np.interp(load, instance.loads, instance.ttft_ms)
-        ttft_ms = 1000 * self.queue / rate + service_ms
+        waited_ms = 1000 * self.queue / rate
+        p95_ms = waited_ms + np.interp(load, instance.loads, instance.ttft_ms)
         accepted = arriving - dropped
-        self.within += np.where(ttft_ms <= params.slo_ttft_ms, accepted, 0.0)
+        self.within += accepted * instance.in_time(load, waited_ms)
         self.served += served
         self.dropped += dropped
         paid = self.ready + self.starting.sum(0) + self.draining.sum(0)
         self.billed_s += paid * params.step_s
-        self.recent[:, step % self.recent.shape[1]] = ttft_ms, accepted
+        self.recent[:, step % self.recent.shape[1]] = p95_ms, accepted
 
     def _wanted(self, minute: int, p95_ms: Floats) -> Floats:
         committed = self.ready if minute == 0 else self.ready + self.starting.sum(0)

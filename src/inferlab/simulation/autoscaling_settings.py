@@ -1,6 +1,6 @@
 """The parameters of the autoscaling study, and every setting of every policy that it tries."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -72,11 +72,15 @@ class AutoscalingParams:
 
 @dataclass(frozen=True)
 class Setting:
-    """One policy with one choice of its parameters."""
+    """One policy with one choice of its parameters.
+
+    `at_end`: those of them that were tried at no further value, so that one may be better.
+    """
 
     policy: str
     name: str
     rule: Policy
+    at_end: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,36 +103,51 @@ def make_settings(params: AutoscalingParams, known: Known) -> list[Setting]:
 
 
 def _fixed(params: AutoscalingParams, known: Known) -> list[Setting]:
-    return [Setting("fixed", f"{n} instances", Fixed(n)) for n in params.settings.fixed]
+    tried = params.settings.fixed
+    return [Setting("fixed", f"{n} instances", Fixed(n), _at_end(fixed=(n, tried))) for n in tried]
 
 
 def _reactive(params: AutoscalingParams, known: Known) -> list[Setting]:
+    tried = params.settings
     return [
-        Setting("reactive", f"above {high:.0%}, +{growth:.0%}", _watch(params, known, high, growth))
-        for high in params.settings.high
-        for growth in params.settings.growth
+        Setting(
+            "reactive",
+            f"above {high:.0%}, +{growth:.0%}",
+            _watch(params, known, high, growth),
+            _at_end(high=(high, tried.high), growth=(growth, tried.growth)),
+        )
+        for high in tried.high
+        for growth in tried.growth
     ]
 
 
 def _predictive(params: AutoscalingParams, known: Known) -> list[Setting]:
+    tried = params.settings.margins
     return [
-        Setting("predictive", f"{model} +{margin:.0%}", Predictive(known.needed[model], margin))
+        Setting(
+            "predictive",
+            f"{model} +{margin:.0%}",
+            Predictive(known.needed[model], margin),
+            _at_end(margins=(margin, tried)),
+        )
         for model in params.settings.models
-        for margin in params.settings.margins
+        for margin in tried
     ]
 
 
 def _hybrid(params: AutoscalingParams, known: Known) -> list[Setting]:
     """The first model and the first growth, with every margin and every limit."""
-    model, growth = params.settings.models[0], params.settings.growth[0]
+    tried = params.settings
+    model, growth = tried.models[0], tried.growth[0]
     return [
         Setting(
             "hybrid",
             f"{model} +{margin:.0%}, above {high:.0%}",
             Hybrid(Predictive(known.needed[model], margin), _watch(params, known, high, growth)),
+            _at_end(margins=(margin, tried.margins), high=(high, tried.high)),
         )
-        for margin in params.settings.margins
-        for high in params.settings.high
+        for margin in tried.margins
+        for high in tried.high
     ]
 
 
@@ -139,8 +158,18 @@ def _foresight(params: AutoscalingParams, known: Known) -> list[Setting]:
     for margin in params.settings.margins:
         needed = np.maximum(np.ceil(known.load * (1 + margin)), fleet.least)
         plan = Schedule(ahead_of(without_short_gaps(needed, gap), spin_up))
-        settings.append(Setting(FORESIGHT, f"known +{margin:.0%}", plan))
+        ends = _at_end(margins=(margin, params.settings.margins))
+        settings.append(Setting(FORESIGHT, f"known +{margin:.0%}", plan, ends))
     return settings
+
+
+def _at_end(**sweeps: tuple[float, Sequence[float]]) -> tuple[str, ...]:
+    """The sweeps, as (value, all values), whose value is the lowest or highest of several."""
+    return tuple(
+        name
+        for name, (value, tried) in sweeps.items()
+        if len(set(tried)) > 1 and value in (min(tried), max(tried))
+    )
 
 
 def _watch(params: AutoscalingParams, known: Known, high: float, growth: float) -> Reactive:

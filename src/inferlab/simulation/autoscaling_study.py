@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student_t
 
 from inferlab.simulation.autoscaling import Instance, Outcome, simulate
 from inferlab.simulation.autoscaling_settings import FORESIGHT, AutoscalingParams, Known, Setting
 from inferlab.simulation.load_day import Load, make_load
 from inferlab.simulation.load_forecast import forecast, last_value, mean_error
-from inferlab.simulation.runs import at_once, spread
+from inferlab.simulation.runs import at_once, interval, lower_bound, spread
 from inferlab.simulation.scaling_policies import trailing_most
 
 Floats = NDArray[np.float64]
@@ -114,13 +113,14 @@ def choose(
 
     It keeps it when the one-sided lower bound of its mean compliance does: of many settings whose
     mean does, the cheapest is one that was lucky. The one with the highest bound when none does.
-    Returns its place among the settings, and its row on the other half.
+    Returns its place among the settings, and its row on the other half; `at_end` names the sweeps
+    that should be wider.
     """
     half = outcome.usd.shape[1] // 2
     seen, unseen = (
         setting_table(settings, outcome, one) for one in (slice(None, half), slice(half, None))
     )
-    bounds = [lower_bound(days, confidence) for days in outcome.compliance[:, :half]]
+    bounds = [lower_bound(days.tolist(), confidence) for days in outcome.compliance[:, :half]]
     chosen = []
     for policy in dict.fromkeys(one.policy for one in settings):
         own = [place for place, one in enumerate(settings) if one.policy == policy]
@@ -129,7 +129,11 @@ def choose(
             best = min(keeping, key=lambda place: seen[place]["usd_per_day"])
         else:
             best = max(own, key=lambda place: bounds[place])
-        chosen.append((best, unseen[best] | {"kept_target_before": int(bool(keeping))}))
+        notes = {
+            "kept_target_before": int(bool(keeping)),
+            "at_end": " ".join(settings[best].at_end),
+        }
+        chosen.append((best, unseen[best] | notes))
     return chosen
 
 
@@ -147,16 +151,13 @@ def metrics(
     return values
 
 
-def lower_bound(values: Floats, confidence: float) -> float:
-    """What the mean exceeds with this confidence, by Student's t. values: one a day, at least 2."""
-    error = float(values.std(ddof=1)) / len(values) ** 0.5
-    return float(values.mean()) - float(student_t.ppf(confidence, len(values) - 1)) * error
-
-
 def _interval(name: str, values: Floats) -> Row:
-    mean = float(values.mean())
-    half = mean - lower_bound(values, 0.975)
-    return {name: mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
+    found = interval(values.tolist())
+    return {
+        name: found.mean,
+        f"{name}_low": found.mean - found.half,
+        f"{name}_high": found.mean + found.half,
+    }
 
 
 def _beaten(row: Row, rows: Sequence[Row]) -> bool:

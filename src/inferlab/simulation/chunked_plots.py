@@ -27,7 +27,7 @@ def plot_chunks(rows: Sequence[dict[str, Any]], goal_ms: float, path: Path) -> N
             panel.errorbar(
                 [chunks.index(row["chunk"]) for row in own],
                 [row[name] for row in own],
-                [row[f"{name}_half"] for row in own],
+                [row[f"{name}_half"] or 0.0 for row in own],
                 marker="o",
                 capsize=3,
                 label=f"{share:.0%} long",

@@ -36,7 +36,7 @@ class ChunkedPrefillParams:
     workers: Workers
 
     def __post_init__(self) -> None:
-        """Raise ValueError when a chunk is no part of the budget, or a whole prompt exceeds it."""
+        """Raise ValueError when a chunk is no part of the budget, or a request exceeds a limit."""
         for chunk in self.chunks:
             if not self.limits.max_num_seqs <= chunk <= self.limits.token_budget:
                 raise ValueError(
@@ -49,6 +49,8 @@ class ChunkedPrefillParams:
                 f"limits.token_budget must hold a whole request of {longest} tokens for the arm "
                 f"without chunks; got {self.limits.token_budget}"
             )
+        prompt = max(self.long_prompts.most, self.lengths.prompts.most)
+        self.limits.require(prompt, self.lengths.outputs.most)
 
 
 def arm_limits(chunk: int, limits: Limits) -> Limits:
@@ -109,7 +111,7 @@ def chunk_table(
                 values = interval([run[name] for run in runs])
                 hidden = unstable and name.startswith("ttft")
                 row[name] = "" if hidden else values.mean
-                row[f"{name}_half"] = "" if hidden else values.half
+                row[f"{name}_half"] = "" if hidden or len(runs) < 2 else values.half
         rows.append(row)
     return rows
 

@@ -26,7 +26,7 @@ def plot_rates(rows: Sequence[dict[str, Any]], path: Path) -> None:
             panel.errorbar(
                 [row["rate"] for row in own],
                 [row[name] for row in own],
-                [row[f"{name}_half"] for row in own],
+                [row[f"{name}_half"] or 0.0 for row in own],
                 marker="o",
                 markersize=4,
                 capsize=3,

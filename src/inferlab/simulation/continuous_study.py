@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from inferlab import params as parameters
+from inferlab.errors import InferlabError
 from inferlab.serving.metrics import Objective
 from inferlab.simulation.cost import StepCost
 from inferlab.simulation.engine import Engine
@@ -43,15 +44,29 @@ class ContinuousBatchingParams:
     workers: Workers
 
     def __post_init__(self) -> None:
-        """Raise ValueError when the load that metrics are taken at is not simulated."""
+        """Raise ValueError when the load that metrics are taken at is not simulated.
+
+        And when the limits have no room for a request.
+        """
         if self.steady_load not in self.loads:
             raise ValueError(f"steady_load must be one of loads; got {self.steady_load:g}")
+        prompts, outputs = self.lengths.prompts, self.lengths.outputs
+        self.limits.require(prompts.most + self.prefixes.tokens, outputs.most)
 
 
 def workload_of(params: ContinuousBatchingParams, rate: float, seed: int) -> Workload:
-    """The requests of one run: drawn, or those of the trace at another rate."""
+    """The requests of one run: drawn, or those of the trace at another rate.
+
+    Raises InferlabError for a trace that cannot be read, or whose requests cannot all be served.
+    """
     if params.trace:
-        return read_trace(Path(params.trace)).at_rate(rate)
+        found = read_trace(Path(params.trace))
+        for prompt, output in zip(found.prompts, found.outputs, strict=True):
+            try:
+                params.limits.require(int(prompt) + params.prefixes.tokens, int(output))
+            except ValueError as error:
+                raise InferlabError(f"{params.trace}: {error}") from None
+        return found.at_rate(rate)
     return make_workload(params.lengths, params.requests, rate, params.variation, seed)
 
 
@@ -86,12 +101,16 @@ def _capacity(
 def rates_table(
     params: ContinuousBatchingParams, cost: StepCost, capacity: float, seed: int, threads: int
 ) -> list[dict[str, Any]]:
-    """One row for each arm and rate: figures over seeds. Rates are `loads` times `capacity`."""
+    """One row for each arm and rate: figures over seeds. Rates are `loads` times `capacity`.
+
+    A trace is one run: it has no seeds, and nothing is known of its spread.
+    """
+    seeds = 1 if params.trace else params.seeds
     points = [(arm, load) for arm in arms(params) for load in params.loads]
     work = [
         (arm, load * capacity, params, cost, seed + number)
         for arm, load in points
-        for number in range(params.seeds)
+        for number in range(seeds)
     ]
     found = iter(spread(_figures, work, params.workers, threads))
     return [
@@ -99,7 +118,7 @@ def rates_table(
             "arm": arm,
             "load": load,
             "rate": load * capacity,
-            **over_seeds([next(found) for _ in range(params.seeds)]),
+            **over_seeds([next(found) for _ in range(seeds)]),
         }
         for arm, load in points
     ]

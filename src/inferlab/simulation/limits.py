@@ -38,6 +38,15 @@ class Limits:
         if self.chunk and not self.chunked_prefill:
             raise ValueError(f"chunk must be 0 without chunked_prefill; got {self.chunk}")
 
+    def require(self, prompt: int, output: int) -> None:
+        """Raise ValueError when a request of these lengths could never be served."""
+        if not self.fits(prompt, output):
+            raise ValueError(
+                f"limits: a request of {prompt} and {output} tokens can never be served from "
+                f"{self.blocks} blocks of {self.block_size}, or under a token_budget of "
+                f"{self.token_budget}; raise them or shorten the lengths"
+            )
+
     def blocks_of(self, tokens: int) -> int:
         """Blocks that hold so many tokens."""
         return -(-tokens // self.block_size)

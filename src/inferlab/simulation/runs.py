@@ -112,10 +112,15 @@ def _connect(ray: Any, address: str | None, processors: int) -> None:
         ) from None
 
 
+def lower_bound(values: Sequence[float], confidence: float) -> float:
+    """What the mean of values, at least 2, exceeds with this confidence (Student's t)."""
+    error = float(np.std(values, ddof=1)) / len(values) ** 0.5
+    return float(np.mean(values)) - float(stats.t.ppf(confidence, len(values) - 1)) * error
+
+
 def interval(values: Sequence[float]) -> Interval:
     """Of the mean of independent values; a single one has no width that could be known: 0."""
     mean = float(np.mean(values))
     if len(values) < 2:
         return Interval(mean, 0.0)
-    error = float(np.std(values, ddof=1)) / len(values) ** 0.5
-    return Interval(mean, float(stats.t.ppf(0.975, len(values) - 1)) * error)
+    return Interval(mean, mean - lower_bound(values, 0.975))

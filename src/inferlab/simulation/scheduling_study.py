@@ -40,11 +40,15 @@ class SchedulingParams:
     workers: Workers
 
     def __post_init__(self) -> None:
-        """Raise ValueError when the base of comparison or the steady load is not simulated."""
+        """Raise ValueError when the base of comparison or the steady load is not simulated.
+
+        And when the limits have no room for a request.
+        """
         if FIFO not in self.policies:
             raise ValueError("policies must hold fifo, which the others are compared with")
         if self.steady_load not in self.loads:
             raise ValueError(f"steady_load must be one of loads; got {self.steady_load:g}")
+        self.limits.require(self.lengths.prompts.most, self.lengths.outputs.most)
 
 
 def check_policies(params: SchedulingParams) -> None:
@@ -111,19 +115,23 @@ def _figures(
 
 
 def run_figures(record: Record, cost: StepCost, token_budget: int) -> dict[str, float]:
-    """Latencies in seconds, of all and by class, and fairness."""
+    """Latencies in seconds, of all and by class, and fairness.
+
+    The largest wait is that of every request; the first ones are left out of the other figures.
+    """
     found = latencies(record, cost.front_end, WARM_UP)
     workload = record.workload
     pairs = zip(workload.prompts[found.which], workload.outputs[found.which], strict=True)
-    alone = np.array([cost.alone(int(p), int(o), token_budget)[1] for p, o in pairs]) / PICOSECONDS
+    alone = [cost.alone(int(p), int(o), token_budget)[1] + cost.front_end for p, o in pairs]
+    slowdown = found.e2e / (np.array(alone) / PICOSECONDS)
     classes = workload.classes[found.which]
-    large = alone > np.median(alone)
+    large = np.array(alone) > np.median(alone)
     values = {
         "run_mean_s": float(found.e2e.mean()),
         "p95_s": float(np.percentile(found.e2e, 95)),
         "p99_s": float(np.percentile(found.e2e, 99)),
-        "largest_wait_s": float(found.ttft.max()),
-        "jain_slowdown": jain(found.e2e / alone),
+        "largest_wait_s": float(latencies(record, cost.front_end).ttft.max()),
+        "jain_slowdown": jain(slowdown),
         "service_gap_sizes": service_gap(record, found.which, large),
         "service_gap_classes": service_gap(record, found.which, classes == URGENT),
         "unstable": int(is_unstable(record)),

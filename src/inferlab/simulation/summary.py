@@ -41,7 +41,7 @@ def figures(record: Record, front_end: int, objective: Objective) -> dict[str, f
 
 
 def over_seeds(runs: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Each figure's mean over seeds and `…_half`, half its 95 % interval.
+    """Each figure's mean over seeds and `…_half`, half its 95 % interval, empty of a single run.
 
     The system counts as unstable when most seeds say so. Latencies of an unstable one depend on
     how long it ran, so they are left empty: there is no steady state to average.
@@ -54,7 +54,7 @@ def over_seeds(runs: Sequence[dict[str, float]]) -> dict[str, Any]:
         found = interval([run[name] for run in runs])
         hidden = unstable and name.startswith(("ttft", "e2e"))
         row[name] = "" if hidden else found.mean
-        row[f"{name}_half"] = "" if hidden else found.half
+        row[f"{name}_half"] = "" if hidden or len(runs) < 2 else found.half
     return row
 
 

@@ -1,6 +1,7 @@
 """Requests: when they arrive, how long they are, and which class they belong to."""
 
 import csv
+import io
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -137,11 +138,15 @@ def make_workload(
 def read_trace(path: Path) -> Workload:
     """A CSV file with the columns timestamp (seconds), input_tokens and output_tokens.
 
-    Raises InferlabError naming the line for a field that is missing or no number, a length below
-    1, or a time before the line above it.
+    Raises InferlabError when there is no such file, and naming the line for a field that is missing
+    or no number, a length below 1, or a time before the line above it.
     """
     rows: list[tuple[float, int, int]] = []
-    with path.open(newline="") as file:
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InferlabError(f"{path} cannot be read as a trace: {error}") from None
+    with io.StringIO(text, newline="") as file:
         reader = csv.DictReader(file)
         missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
         if missing:
