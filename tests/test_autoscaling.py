@@ -246,7 +246,7 @@ def test_p95_is_weighted() -> None:
 def params() -> AutoscalingParams:
     found = sections.load("autoscaling", AutoscalingParams, ROOT / "params.yaml")
     load = replace(found.load, history_days=3)
-    tried = replace(found.settings, models=("ridge",), fixed=(8, 14), high=(0.65,), growth=(0.25,))
+    tried = replace(found.settings, models=("ridge",), fixed=(8, 14), high=(0.8,), growth=(0.25,))
     return replace(found, days=4, load=load, settings=replace(tried, margins=(0.1, 0.3)))
 
 
@@ -362,13 +362,16 @@ def test_a_setting_that_keeps_the_target_by_luck_is_not_chosen() -> None:
 
 
 def test_settings_know_the_ends_of_their_sweeps(params: AutoscalingParams) -> None:
-    tried = replace(params.settings, high=(0.5, 0.2, 0.8), growth=(0.25,), fixed=(8, 12, 14))
-    known = Known(900.0, {"ridge": np.ones((1, MINUTES))}, np.ones((1, MINUTES)))
+    tried = replace(params.settings, high=(0.5, 0.2, 0.8, 1.0), growth=(0.25,), fixed=(8, 12, 14))
+    known = Known(INSTANCE, {"ridge": np.ones((1, MINUTES))}, np.ones((1, MINUTES)))
     found = make_settings(replace(params, settings=tried), known)
     ends = {one.name: one.at_end for one in found}
     assert [ends[f"{n} instances"] for n in (8, 12, 14)] == [("fixed",), (), ("fixed",)]
-    assert [ends[f"above {n}%, +25%"] for n in (20, 50, 80)] == [("high",), (), ("high",)]
-    assert ends["ridge +10%, above 50%"] == ("margins",)
+    assert [ends[f"as at {n}%, +25%"] for n in (20, 80, 100)] == [("high",), (), ()]
+    assert ends["ridge +10%, as at 50%"] == ("margins",)
+    # Of an instance with 100 ms at a load of 0.2 and 900 at 1, the P95 at 0.8 and at 0.6 of it.
+    (rule,) = (one.rule for one in found if one.name == "as at 80%, +25%")
+    assert (rule.high_ms, rule.low_ms) == pytest.approx((700.0, 380.0))
 
 
 @pytest.fixture

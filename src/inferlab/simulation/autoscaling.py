@@ -70,6 +70,10 @@ class Instance:
         if not self.capacity > 0:
             raise InferlabError(f"an instance's capacity must be above 0; got {self.capacity:g}")
 
+    def p95_ms(self, load: Floats | float) -> Floats:
+        """The P95 of the time to first token at a load; linear between the points."""
+        return np.interp(load, self.loads, self.ttft_ms)
+
     def in_time(self, load: Floats, waited_ms: Floats) -> Floats:
         """The share of requests in time that have waited so long for an instance at this load.
 
@@ -223,7 +227,7 @@ class Fleet:
         self.queue = left - dropped
         load = served / (rate * params.step_s)
         waited_ms = 1000 * self.queue / rate
-        p95_ms = waited_ms + np.interp(load, instance.loads, instance.ttft_ms)
+        p95_ms = waited_ms + instance.p95_ms(load)
         accepted = arriving - dropped
         self.within += accepted * instance.in_time(load, waited_ms)
         self.served += served

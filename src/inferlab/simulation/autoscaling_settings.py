@@ -10,7 +10,7 @@ from pydantic import Field
 
 from inferlab.errors import suggestion
 from inferlab.params import section
-from inferlab.simulation.autoscaling import FleetParams, Policy
+from inferlab.simulation.autoscaling import FleetParams, Instance, Policy
 from inferlab.simulation.instance import InstanceParams
 from inferlab.simulation.load_day import LoadParams
 from inferlab.simulation.load_forecast import FEWEST_DAYS, MODELS
@@ -28,6 +28,7 @@ from inferlab.simulation.scaling_policies import (
 Floats = NDArray[np.float64]
 FORESIGHT = "foresight"
 AboveZero = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
 
 
 @section
@@ -35,7 +36,7 @@ class SweepParams:
     """The block `autoscaling.settings`: what each policy is tried with."""
 
     fixed: Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
-    high: Annotated[tuple[AboveZero, ...], Field(min_length=1)]
+    high: Annotated[tuple[Share, ...], Field(min_length=1)]
     low_share: Annotated[float, Field(gt=0, lt=1)]
     growth: Annotated[tuple[AboveZero, ...], Field(min_length=1)]
     margins: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=1)]
@@ -85,13 +86,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Known:
-    """What policies are built from. full_ms: time to first token of an instance at full load.
+    """What policies are built from.
 
     needed: by model, what the forecast asks for; load: the actual one; both in instances' worth,
     [days, minutes].
     """
 
-    full_ms: float
+    instance: Instance
     needed: dict[str, Floats]
     load: Floats
 
@@ -112,7 +113,7 @@ def _reactive(params: AutoscalingParams, known: Known) -> list[Setting]:
     return [
         Setting(
             "reactive",
-            f"above {high:.0%}, +{growth:.0%}",
+            f"as at {high:.0%}, +{growth:.0%}",
             _watch(params, known, high, growth),
             _at_end(high=(high, tried.high), growth=(growth, tried.growth)),
         )
@@ -142,7 +143,7 @@ def _hybrid(params: AutoscalingParams, known: Known) -> list[Setting]:
     return [
         Setting(
             "hybrid",
-            f"{model} +{margin:.0%}, above {high:.0%}",
+            f"{model} +{margin:.0%}, as at {high:.0%}",
             Hybrid(Predictive(known.needed[model], margin), _watch(params, known, high, growth)),
             _at_end(margins=(margin, tried.margins), high=(high, tried.high)),
         )
@@ -164,18 +165,21 @@ def _foresight(params: AutoscalingParams, known: Known) -> list[Setting]:
 
 
 def _at_end(**sweeps: tuple[float, Sequence[float]]) -> tuple[str, ...]:
-    """The sweeps, as (value, all values), whose value is the lowest or highest of several."""
+    """The sweeps, as (value, all values), whose value is the lowest or highest of several.
+
+    But for a margin of 0 and the P95 at full load, beyond which there is nothing.
+    """
     return tuple(
         name
         for name, (value, tried) in sweeps.items()
-        if len(set(tried)) > 1 and value in (min(tried), max(tried))
+        if len(set(tried)) > 1 and value in (min(tried), max(tried)) and value not in (0.0, 1.0)
     )
 
 
 def _watch(params: AutoscalingParams, known: Known, high: float, growth: float) -> Reactive:
-    """Limits are shares of the time to first token at full load: 1 is an instance at capacity."""
-    high_ms = high * known.full_ms
-    return Reactive(high_ms, params.settings.low_share * high_ms, growth)
+    """Limits are the P95 of the time to first token at a load: 1 is an instance at capacity."""
+    loads = high, params.settings.low_share * high
+    return Reactive(*(float(known.instance.p95_ms(load)) for load in loads), growth)
 
 
 BUILDERS: dict[str, Callable[[AutoscalingParams, Known], list[Setting]]] = {

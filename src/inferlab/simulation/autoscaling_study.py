@@ -54,7 +54,7 @@ def make_known(
         if model in params.settings.models
     }
     load = np.stack([day.minutes for day in days]) / (60 * capacity)
-    return Known(float(instance.ttft_ms[-1]), needed, load), errors
+    return Known(instance, needed, load), errors
 
 
 def run_all(
