@@ -7,7 +7,8 @@ import yaml
 
 from inferlab import params as parameters
 from inferlab.economics.comparison import CostReportParams, compare, metrics
-from inferlab.economics.hardware import cache_reads, measured_rates
+from inferlab.economics.context import at_context, cache_read_seconds, mean_context
+from inferlab.economics.hardware import measured_rates
 from inferlab.economics.plots import plot_daily_cost, plot_per_million_tokens
 from inferlab.economics.tables import break_evens, daily_costs, per_million_tokens
 from inferlab.run import stage
@@ -18,12 +19,14 @@ log = logging.getLogger("inferlab.cost_report")
 def main() -> None:
     with stage("cost_report", CostReportParams) as run:
         burst = yaml.safe_load(parameters.PARAMS.read_text())["serve_benchmark"]["decode"]
-        lengths = burst["input_tokens"], burst["output_tokens"]
-        cache = cache_reads(Path("metrics/step_cost.json"), *lengths)
+        context = mean_context(burst["input_tokens"], burst["output_tokens"])
+        wanted = mean_context(run.params.input_tokens, run.params.output_tokens)
+        read_seconds = cache_read_seconds(Path("metrics/step_cost.json"))
         measured, failed = {}, 0
         for variant in run.params.variants:
             path = Path(f"metrics/serve_benchmark/{variant}.json")
-            measured[variant], failures = measured_rates(path, cache)
+            rates, failures = measured_rates(path)
+            measured[variant] = at_context(rates, context, wanted, read_seconds)
             failed += failures
             if failures:
                 log.warning("%s: %d requests failed; do not trust its cost", path, failures)

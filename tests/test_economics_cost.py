@@ -1,7 +1,6 @@
 """The arithmetic of costs: hand-computed cases, whole instances, and the exact break-even."""
 
 import math
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inferlab.economics.cost import (
-    CacheReads,
     Machine,
     Price,
     Rates,
@@ -19,7 +17,6 @@ from inferlab.economics.cost import (
     daily_usd,
     instances,
     requests_per_instance_day,
-    seconds_per_output_token,
     seconds_per_request,
     usd_per_mtok,
 )
@@ -44,17 +41,6 @@ def test_a_request_takes_its_prefill_and_its_decode_seconds() -> None:
     assert seconds_per_request(ONE_SECOND, SHAPE) == 1
     assert requests_per_instance_day(machine(1.0), SHAPE) == 43_200
     assert requests_per_instance_day(machine(1.0, replicas=8), SHAPE) == 8 * 43_200
-
-
-def test_a_longer_context_than_measured_costs_its_reads() -> None:
-    """A rate of 400 behind 99.5 tokens: 500 tokens more at 1 us are 0.5 ms for each."""
-    rates = replace(ONE_SECOND, cache=CacheReads(99.5, 1e-6))
-    assert seconds_per_output_token(rates, SHAPE) == pytest.approx(1 / 400 + 5e-4)
-    assert float(seconds_per_request(rates, SHAPE)) == pytest.approx(1.1)
-    assert seconds_per_output_token(rates, Workload(1, 198, 1.0)) == pytest.approx(1 / 400)
-    assert usd_per_mtok(machine(3.6, rates=rates), Workload(500, 200, 1.0)) == pytest.approx((1, 3))
-    with pytest.raises(InferlabError, match=r"measured behind 9000 tokens says nothing of 599\.5"):
-        seconds_per_output_token(replace(rates, cache=CacheReads(9000, 1e-6)), SHAPE)
 
 
 def test_cost_per_million_tokens_by_hand() -> None:

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from inferlab.economics.cost import CacheReads, Price, Workload
+from inferlab.economics.cost import Price, Workload
 from inferlab.economics.hardware import (
     MODELS,
-    cache_reads,
     measured_rates,
     offers,
     published_rates,
@@ -24,7 +23,6 @@ from inferlab.errors import InferlabError
 
 SHAPE = Workload(500, 200, 1.0)
 DAY = datetime.date(2026, 12, 1)
-CACHE = CacheReads(63.5, 3.5e-6)
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
@@ -138,27 +136,19 @@ def test_unknown_hardware(hardware: str, offer: str, model: str, message: str) -
 def test_measured_rates_and_their_faults(tmp_path: Path) -> None:
     path = tmp_path / "base.json"
     with pytest.raises(InferlabError, match=r"base.json is missing; run the stage serve_benchmark"):
-        measured_rates(path, CACHE)
+        measured_rates(path)
     path.write_text("{")
     with pytest.raises(InferlabError, match=r"base.json is not JSON"):
-        measured_rates(path, CACHE)
+        measured_rates(path)
     values = {"prefill_tokens_per_s": 600.0, "decode_tokens_per_s": 400.0, "failed_requests": 2}
     for key in values:
         path.write_text(json.dumps({name: one for name, one in values.items() if name != key}))
         with pytest.raises(InferlabError, match=rf"base.json has no {key}; run the stage"):
-            measured_rates(path, CACHE)
+            measured_rates(path)
     path.write_text(json.dumps(values | {"decode_tokens_per_s": 0}))
     with pytest.raises(InferlabError, match=r"decode_tokens_per_s must be above 0; .*base.json"):
-        measured_rates(path, CACHE)
+        measured_rates(path)
     path.write_text(json.dumps(values))
-    rates, failed = measured_rates(path, CACHE)
+    rates, failed = measured_rates(path)
     assert (rates.prefill_tokens_per_s, rates.decode_tokens_per_s, failed) == (600, 400, 2)
-    assert "2 requests failed" in rates.source and rates.cache == CACHE
-
-
-def test_cost_of_reading_the_cache(tmp_path: Path) -> None:
-    path = tmp_path / "step_cost.json"
-    with pytest.raises(InferlabError, match=r"step_cost.json is missing; run the stage step_cost"):
-        cache_reads(path, 32, 64)
-    path.write_text(json.dumps({"context_ns": 3500.0}))
-    assert cache_reads(path, 32, 64) == CacheReads(context=63.5, seconds=3.5e-6)
+    assert "2 requests failed" in rates.source

@@ -1,9 +1,7 @@
 """The arithmetic of serving costs: seconds of an instance, whole instances, break-even.
 
 A request occupies its model replica for `input / prefill rate + output / decode rate` seconds, so
-the two kinds of token are told apart by the rates alone. A token that is decoded behind a longer
-context than the rate was measured at reads more of the cache, which is added where its cost is
-known. Instances are whole and paid all day.
+the two kinds of token are told apart by the rates alone. Instances are whole and paid all day.
 """
 
 import math
@@ -24,11 +22,6 @@ class Workload:
     input_tokens: int
     output_tokens: int
     peak_to_mean: float
-
-    @property
-    def context(self) -> Fraction:
-        """Tokens that an output token has before it, on average."""
-        return self.input_tokens + Fraction(self.output_tokens - 1, 2)
 
     def __post_init__(self) -> None:
         _at_least("input_tokens", self.input_tokens, 1)
@@ -53,29 +46,16 @@ class Rates:
     """Tokens per second of one saturated model replica, in prefill alone and in decode alone.
 
     `fit_error` is the root mean square relative error of the fit behind them, 0 when measured.
-    `cache`: what reading the cache costs beside; None when the decode rate holds as it is.
     """
 
     prefill_tokens_per_s: float
     decode_tokens_per_s: float
     source: str
     fit_error: float = 0.0
-    cache: "CacheReads | None" = None
 
     def __post_init__(self) -> None:
         _above_zero("prefill_tokens_per_s", self.prefill_tokens_per_s, self.source)
         _above_zero("decode_tokens_per_s", self.decode_tokens_per_s, self.source)
-
-
-@dataclass(frozen=True)
-class CacheReads:
-    """`context`: tokens before each, on average, where the decode rate was measured.
-
-    `seconds`: what each token more, or less, of them costs a decoded token.
-    """
-
-    context: float
-    seconds: float
 
 
 @dataclass(frozen=True)
@@ -94,24 +74,7 @@ class Machine:
 def seconds_per_request(rates: Rates, workload: Workload) -> Fraction:
     """Seconds that one request occupies a replica."""
     prefill = workload.input_tokens / Fraction(rates.prefill_tokens_per_s)
-    return prefill + workload.output_tokens * seconds_per_output_token(rates, workload)
-
-
-def seconds_per_output_token(rates: Rates, workload: Workload) -> Fraction:
-    """Seconds of a replica that a decoded token takes, at the context of the workload.
-
-    Raises InferlabError when the context is so much shorter that the token would take no time.
-    """
-    seconds = 1 / Fraction(rates.decode_tokens_per_s)
-    if rates.cache:
-        further = workload.context - Fraction(rates.cache.context)
-        seconds += further * Fraction(rates.cache.seconds)
-    if seconds <= 0:
-        raise InferlabError(
-            f"a decode rate measured behind {rates.cache.context:g} tokens says nothing of "
-            f"{float(workload.context):g}; measure it nearer to cost_report's lengths"
-        )
-    return seconds
+    return prefill + workload.output_tokens / Fraction(rates.decode_tokens_per_s)
 
 
 def requests_per_instance_day(machine: Machine, workload: Workload) -> Fraction:
@@ -141,9 +104,10 @@ def busy_share(machine: Machine, workload: Workload, requests_per_day: int) -> f
 def usd_per_mtok(machine: Machine, workload: Workload) -> tuple[float, float]:
     """US dollars per million input and output tokens, at a mean load of 1 / peak_to_mean."""
     second = machine.instance_hour.usd * workload.peak_to_mean / SECONDS_AN_HOUR / machine.replicas
+    rates = machine.rates
     return (
-        second / machine.rates.prefill_tokens_per_s * MILLION,
-        second * float(seconds_per_output_token(machine.rates, workload)) * MILLION,
+        second / rates.prefill_tokens_per_s * MILLION,
+        second / rates.decode_tokens_per_s * MILLION,
     )
 
 

@@ -4,7 +4,6 @@ The three CSV files beside this module hold the rows that are used, each with da
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
-from inferlab.economics.cost import CacheReads, Machine, Price, Rates
+from inferlab.economics.cost import Machine, Price, Rates
 from inferlab.errors import InferlabError, lookup
 
 FLOPS_PER_PARAMETER = 2  # a multiplication and an addition for each token
@@ -112,39 +111,23 @@ def gpu_memory(hardware: str) -> int:
     return int(float(gibibytes) * 2**30)
 
 
-def measured_rates(path: Path, cache: CacheReads) -> tuple[Rates, int]:
+def measured_rates(path: Path) -> tuple[Rates, int]:
     """Rates from a metrics file of the serving stage, and how many of its requests failed.
 
-    `cache`: what reading it costs beside. Raises InferlabError naming the file when it is missing,
-    no JSON, or lacks a key.
+    Raises InferlabError naming the file when it is missing, no JSON, or lacks a key.
     """
-    keys = ("prefill_tokens_per_s", "decode_tokens_per_s", "failed_requests")
-    prefill, decode, failed = _metrics(path, keys, "serve_benchmark")
-    source = f"measured by serve_benchmark, {failed:.0f} requests failed ({path})"
-    return Rates(prefill, decode, source, cache=cache), int(failed)
-
-
-def cache_reads(path: Path, input_tokens: int, output_tokens: int) -> CacheReads:
-    """The cost of reading the cache from the metrics file of the stage step_cost.
-
-    The lengths are those of the requests that the decode rate was measured with. Raises
-    InferlabError as `measured_rates` does.
-    """
-    (nanoseconds,) = _metrics(path, ("context_ns",), "step_cost")
-    return CacheReads(input_tokens + (output_tokens - 1) / 2, nanoseconds / 1e9)
-
-
-def _metrics(path: Path, keys: Sequence[str], stage: str) -> list[float]:
     try:
         values = json.loads(path.read_text())
     except FileNotFoundError:
-        raise InferlabError(f"{path} is missing; run the stage {stage} first") from None
+        raise InferlabError(f"{path} is missing; run the stage serve_benchmark first") from None
     except json.JSONDecodeError as error:
         raise InferlabError(f"{path} is not JSON: {error}") from None
-    for key in keys:
+    for key in ("prefill_tokens_per_s", "decode_tokens_per_s", "failed_requests"):
         if key not in values:
-            raise InferlabError(f"{path} has no {key}; run the stage {stage} again")
-    return [values[key] for key in keys]
+            raise InferlabError(f"{path} has no {key}; run the stage serve_benchmark again")
+    failed = int(values["failed_requests"])
+    source = f"measured by serve_benchmark, {failed} requests failed ({path})"
+    return Rates(values["prefill_tokens_per_s"], values["decode_tokens_per_s"], source), failed
 
 
 def _seconds_per_request(row: dict[str, str]) -> float:

@@ -10,7 +10,6 @@ from inferlab.economics.cost import (
     busy_share,
     daily_usd,
     instances,
-    seconds_per_output_token,
     usd_per_mtok,
 )
 from inferlab.economics.hardware import share_of_peak
@@ -30,9 +29,6 @@ def per_million_tokens(comparison: Comparison) -> list[Row]:
             "replicas": machine.replicas,
             "prefill_tokens_per_s": round(rates.prefill_tokens_per_s, 1),
             "decode_tokens_per_s": round(rates.decode_tokens_per_s, 1),
-            "decode_tokens_per_s_at_context": round(
-                float(1 / seconds_per_output_token(rates, comparison.workload)), 1
-            ),
             "fit_error_pct": round(100 * rates.fit_error, 2) if rates.fit_error else "",
             "prefill_share_of_peak_pct": _peak_pct(machine, comparison.published_model),
             "rates_source": rates.source,
