@@ -46,6 +46,16 @@ def test_cost_of_a_known_offer_names_price_date_and_source(
         assert text in output
 
 
+@pytest.mark.parametrize("name", ["[/red]", "[red]mine", "mine:one:"])
+def test_names_are_shown_as_they_are(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Brackets and colons are no markup: they neither vanish nor end in a traceback."""
+    status, output = run(f"cost {OWN} --api {name}=1:8", monkeypatch, capsys)
+    assert not status
+    assert output.count(name) == 3  # a row, a column, a row
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -67,6 +77,7 @@ def test_cost_of_a_known_offer_names_price_date_and_source(
         (f"cost {OWN} --price-date today", "--price-date must be a day as YYYY-MM-DD; got 'today'"),
         (f"cost {OWN} --api groq/llama-3.1-8b", "did you mean groq/llama-3.1-8b-instant"),
         (f"cost {OWN} --api mine=1", "--api must be NAME=INPUT:OUTPUT in USD; got 'mine=1'"),
+        (f"cost {OWN} --api =1:8", "--api must be NAME=INPUT:OUTPUT in USD; got '=1:8'"),
         ("cost --offer h100", "unknown offer 'h100'; known: aws_p4de_24xlarge"),
         ("cost --offer aws_p5_4xlarge --published-model gpt", "unknown published model 'gpt'"),
     ],

@@ -1,12 +1,14 @@
 """A profile runs in a workspace of its own: what is merged, what is copied, what is left alone."""
 
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from inferlab import profile
 from inferlab.errors import InferlabError
 from inferlab.profile import merge, prepare
 
@@ -118,3 +120,45 @@ def test_unknown_profile_names_the_known(project: Path) -> None:
         prepare("smal", project)
     assert str(caught.value) == "unknown profile 'smal'; known: small; did you mean small?"
     assert not (project / ".profiles").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("params.yaml", "run: [", "params.yaml is not YAML: while parsing a flow"),
+        ("params.yaml", "- run", "params.yaml must hold names with values; found list"),
+        ("params/small.yaml", "a: b: c", "small.yaml is not YAML: mapping values are not allowed"),
+        ("params/small.yaml", "# later", "small.yaml must hold names with values; found nothing"),
+    ],
+)
+def test_file_that_is_no_mapping_is_one_line(
+    name: str, content: str, message: str, project: Path
+) -> None:
+    (project / name).write_text(content)
+    with pytest.raises(InferlabError) as caught:
+        prepare("small", project)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert not (project / ".profiles").exists()
+
+
+def test_missing_params_are_named(project: Path) -> None:
+    (project / "params.yaml").unlink()
+    with pytest.raises(InferlabError, match=r"params\.yaml is missing$"):
+        prepare("small", project)
+
+
+def test_folder_that_git_does_not_know_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_DIR", str(project / "nowhere"))
+    with pytest.raises(InferlabError) as caught:
+        prepare("small", project)
+    assert str(caught.value).startswith(f"a profile copies what Git lists of {project}, but fatal:")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("names", [[], ["smoke", "gpu"]])
+def test_one_profile_at_a_time(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["profile", *names])
+    with pytest.raises(SystemExit, match="inferlab: name one profile"):
+        profile.main()

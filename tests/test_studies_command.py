@@ -79,3 +79,20 @@ def test_markdown(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["studies", "--folder", str(folder), "--markdown"])
     assert result.exit_code == 0
     assert "| cascade | 33.23 | the student first | - | 3 |" in result.output
+
+
+@pytest.mark.parametrize("text", ["stages:", "stages: {}", "vars: [params.yaml]"])
+def test_graph_without_stages_has_no_rows(text: str, tmp_path: Path) -> None:
+    (tmp_path / "dvc.yaml").write_text(text)
+    assert study_rows(tmp_path) == []
+
+
+def test_stage_without_a_description_has_its_row(tmp_path: Path) -> None:
+    (tmp_path / "dvc.yaml").write_text("stages: {train: {cmd: x}}")
+    assert study_rows(tmp_path) == [["train", "", "", "-", "-"]]
+
+
+def test_graph_that_is_no_yaml_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "dvc.yaml").write_text("stages: [")
+    with pytest.raises(InferlabError, match=r"dvc\.yaml is not YAML: while parsing a flow"):
+        study_rows(tmp_path)

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from inferlab.errors import InferlabError, lookup, suggestion
+from inferlab.yaml_files import read_mapping
 
 RESULTS = ("metrics", "plots", "dvc.lock", ".dvc")
 
@@ -43,16 +44,19 @@ def merge(base: dict[str, Any], overlay: dict[str, Any], where: str) -> dict[str
 
 
 def prepare(name: str, root: Path) -> Path:
-    """Make or refresh the workspace of the profile `name`; its outputs stay. Returns its folder."""
+    """Make or refresh the workspace of the profile `name`; its outputs stay. Returns its folder.
+
+    Raises InferlabError for an unknown profile, for a params.yaml or overlay that is no YAML or
+    does not fit the other, and outside a Git repository.
+    """
     overlays = {file.stem: file for file in (root / "params").glob("*.yaml")}
-    overlay = yaml.safe_load(lookup(overlays, name, "profile").read_text())
-    base = yaml.safe_load((root / "params.yaml").read_text())
+    overlay = read_mapping(lookup(overlays, name, "profile"))
+    params = merge(read_mapping(root / "params.yaml"), overlay, "")
     workspace = root / ".profiles" / name
     for path in _project_files(root):
         if Path(path).parts[0] not in RESULTS and (root / path).is_file():
             _copy(root / path, workspace / path)
-    text = yaml.safe_dump(merge(base, overlay, ""), sort_keys=False)
-    (workspace / "params.yaml").write_text(text)
+    (workspace / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     settings = workspace / ".dvc" / "config"
     settings.parent.mkdir(exist_ok=True)
     settings.write_text(
@@ -69,8 +73,10 @@ def _project_files(root: Path) -> list[str]:
         cwd=root,
         capture_output=True,
         text=True,
-        check=True,
     )
+    if listed.returncode:
+        reason = " ".join(listed.stderr.split())
+        raise InferlabError(f"a profile copies what Git lists of {root}, but {reason}")
     return [path for path in listed.stdout.split("\0") if path]
 
 
@@ -82,12 +88,14 @@ def _copy(source: Path, target: Path) -> None:
 
 def main() -> None:
     """`python -m inferlab.profile smoke`: prepare the workspace and run the graph in it."""
-    root = Path.cwd()
+    if len(sys.argv) != 2:
+        sys.exit("inferlab: name one profile, as in python -m inferlab.profile smoke")
+    name, root = sys.argv[1], Path.cwd()
     try:
-        workspace = prepare(sys.argv[1], root)
+        workspace = prepare(name, root)
     except InferlabError as error:
         sys.exit(f"inferlab: {error}")
-    print(f"profile {sys.argv[1]}: running in {workspace.relative_to(root)}", flush=True)
+    print(f"profile {name}: running in {workspace.relative_to(root)}", flush=True)
     finished = subprocess.run(["dvc", "repro"], cwd=workspace)
     if finished.returncode == 0:
         print(f"results: {workspace.relative_to(root)}/metrics and plots beside it")

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from inferlab.economics.cost import (
@@ -23,6 +21,7 @@ from inferlab.economics.cost import (
 from inferlab.economics.hardware import offers, rented
 from inferlab.economics.prices import ApiPrice, api_price
 from inferlab.errors import InferlabError, lookup
+from inferlab.terminal import console
 
 COMMAND_LINE = "given on the command line"
 DEFAULT_APIS = ("groq/llama-3.1-8b-instant", "aws/meta.llama3-8b-instruct-v1:0")
@@ -81,11 +80,11 @@ def cost(
         price = Price(usd_per_hour, day.isoformat(), COMMAND_LINE)
     machine = _machine(own, price, replicas, offer, published_model)
     apis = [_api(text, workload, day) for text in api]
-    console = Console()
-    console.print(_per_million_tokens(machine, workload, apis))
-    console.print(_daily(machine, workload, apis, requests_per_day))
-    console.print(_break_even(machine, workload, apis))
-    console.print(escape(_sources(machine)), highlight=False, soft_wrap=True)
+    terminal = console()
+    terminal.print(_per_million_tokens(machine, workload, apis))
+    terminal.print(_daily(machine, workload, apis, requests_per_day))
+    terminal.print(_break_even(machine, workload, apis))
+    terminal.print(_sources(machine), soft_wrap=True)
 
 
 def _machine(
@@ -124,6 +123,8 @@ def _api(text: str, workload: Workload, day: datetime.date) -> ApiPrice:
         return api_price(name, workload, day)
     try:
         input_usd, output_usd = (float(usd) for usd in prices.split(":"))
+        if not name:
+            raise ValueError
     except ValueError:
         raise InferlabError(f"--api must be NAME=INPUT:OUTPUT in USD; got {text!r}") from None
     return api_price(name, workload, day, {name: (input_usd, output_usd)})
@@ -143,10 +144,10 @@ def _per_million_tokens(machine: Machine, workload: Workload, apis: Sequence[Api
     usd = usd_per_mtok(machine, workload)
     price = machine.instance_hour
     hourly = f"{price.usd:g} USD an hour, {price.source}"
-    table.add_row(machine.name, *(f"{one:.4g}" for one in usd), price.date, escape(hourly))
+    table.add_row(machine.name, *(f"{one:.4g}" for one in usd), price.date, hourly)
     for api in apis:
         usd = (api.usd_per_mtok_input, api.usd_per_mtok_output)
-        table.add_row(api.model, *(f"{one:.4g}" for one in usd), api.date, escape(api.source))
+        table.add_row(api.model, *(f"{one:.4g}" for one in usd), api.date, api.source)
     return table
 
 

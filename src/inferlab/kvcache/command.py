@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from inferlab.errors import InferlabError, lookup
@@ -18,6 +16,7 @@ from inferlab.kvcache.capacity import (
     capacity,
 )
 from inferlab.kvcache.shape import CACHE_TYPES, Architecture
+from inferlab.terminal import console
 
 BATCHES = [1, 8, 32, 128]
 WEIGHTS = ["fp16", "int8", "int4"]
@@ -77,13 +76,13 @@ def kv(
             faults.append(fault)
     if not fitting:
         raise faults[0]
-    console = Console()
-    console.print(escape(_description(found, dtype)), highlight=False, soft_wrap=True)
-    console.print(_sizes(found, dtype, batch, lengths))
-    console.print(_batches(fitting, lengths))
-    console.print(_lengths(fitting, batch))
+    terminal = console()
+    terminal.print(_description(found, dtype), soft_wrap=True)
+    terminal.print(_sizes(found, dtype, batch, lengths))
+    terminal.print(_batches(fitting, lengths))
+    terminal.print(_lengths(fitting, batch))
     for fault in faults:
-        console.print(escape(str(fault)), highlight=False, soft_wrap=True)
+        terminal.print(str(fault), soft_wrap=True)
 
 
 def _usual_lengths(found: Architecture) -> list[int]:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from inferlab.errors import InferlabError
 from inferlab.reporting.results import read_metrics
+from inferlab.terminal import console
+from inferlab.yaml_files import read_mapping
 
 HEADINGS = ("stage", "study", "does", "key figure", "seconds")
 FIGURES = {
@@ -102,18 +102,18 @@ def studies(
     table = Table(*HEADINGS, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for cells in rows:
         table.add_row(*cells)
-    Console().print(table)
+    console().print(table)
 
 
 def study_rows(folder: Path) -> list[list[str]]:
     """The cells of the table, a row a stage of dvc.yaml; `-` for what has not run.
 
-    Raises InferlabError when the folder has no dvc.yaml.
+    Raises InferlabError when the folder has no dvc.yaml, or one that is no YAML.
     """
     graph = folder / "dvc.yaml"
     if not graph.is_file():
         raise InferlabError(f"{graph} is missing; name a project's folder with --folder")
-    stages = yaml.safe_load(graph.read_text())["stages"]
+    stages = read_mapping(graph).get("stages") or {}
     return [
         [stage, *_number_and_text(description(entry)), *_measured(folder / "metrics", stage)]
         for stage, entry in stages.items()
@@ -121,8 +121,8 @@ def study_rows(folder: Path) -> list[list[str]]:
 
 
 def description(entry: dict[str, Any]) -> str:
-    """The `desc` of an entry of dvc.yaml; of one with `foreach` it is inside `do`."""
-    return str(entry.get("do", entry)["desc"])
+    """The `desc` of an entry of dvc.yaml, empty without; of one with `foreach` it is in `do`."""
+    return str(entry.get("do", entry).get("desc", ""))
 
 
 def _number_and_text(description: str) -> tuple[str, str]:

@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from inferlab.errors import InferlabError
 from inferlab.store import read_json
+from inferlab.terminal import console
 
 HEADINGS = (
     "variant",
@@ -43,7 +43,7 @@ def variants(
     table = Table(*HEADINGS, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for cells in rows:
         table.add_row(*cells)
-    Console().print(table)
+    console().print(table)
 
 
 def variant_rows(metrics: Path) -> list[list[str]]:
