@@ -38,6 +38,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "continuous_batching": {"requests": 150, "loads": [0.5, 0.7, 1.5], "seeds": 2},
     "chunked_prefill": {"requests": 150, "long_shares": [0.2], "seeds": 2},
     "scheduling": {"requests": 150, "loads": [0.9, 1.3], "seeds": 2},
+    "autoscaling": {"days": 4, "policies": ["fixed", "reactive"]},
 }
 
 

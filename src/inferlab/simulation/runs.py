@@ -52,8 +52,13 @@ class Interval:
 def spread(
     function: Callable[..., Result], work: Sequence[tuple[Any, ...]], workers: Workers, threads: int
 ) -> list[Result]:
-    """`function(*arguments)` for each entry of `work`, in that order, `at_once` of them at once."""
-    parallel = Parallel(n_jobs=at_once(workers, threads), backend=workers.backend)
+    """`function(*arguments)` for each entry of `work`, in that order, `at_once` of them at once.
+
+    On Ray each of these holds a processor. By default they hold none, and may all come to lie on
+    one machine.
+    """
+    options = {"ray_remote_args": {"num_cpus": 1}} if workers.backend == RAY else {}
+    parallel = Parallel(n_jobs=at_once(workers, threads), backend=workers.backend, **options)
     return list(parallel(delayed(function)(*arguments) for arguments in work))
 
 
